@@ -1,22 +1,22 @@
 """LLMCompiler: tools run while the plan is still being written (Kim et al., 2024, arXiv 2312.04511).
 
-    planner ──▶ tools (calls that are left, at once) ──▶ … ──▶ finisher
+    planner ──▶ tools (remaining calls, in parallel) ──▶ … ──▶ finisher
      ║ ▲                                           │
-     ║ └──────── a call failed in the end ─────────┘
-     ╚═▶ each call as soon as its line is committed and what it names is there
+     ║ └─────── a call failed after its retries ───┘
+     ╚═▶ each call as soon as its line is committed and its references have results
 
-A line is a call of any tool, `2. calculator("$1 * 1.19")`, with `$1` for the result of call 1. Committed lines start
-tools while the planner writes the next ones; a draft's line never acts. Tools that are declared to write
-(`metadata={"readOnlyHint": False}`), and those of `ask_before`, wait for the end of the plan.
+A plan line calls any tool, `2. calculator("$1 * 1.19")`, where `$1` is the result of call 1. Committed lines start
+tools while the planner writes the next ones. Draft lines never start tools. Tools that declare writes
+(`metadata={"readOnlyHint": False}`) and tools in `ask_before` wait for the end of the plan.
 
-Thoughts in other words are the same thoughts, so the planner's policy is lenient, and a line is a step. Behind "Plan:"
-only the target writes. The finisher answers: strict.
+Thoughts in different words can mean the same, so the planner's policy is lenient, and each line is a step. After
+"Plan:" only the target writes. The finisher's policy is strict.
 
     llm = ChatLookahead(policies=POLICIES)
     graph = build_llm_compiler(llm, tools)
     graph.invoke({"messages": [HumanMessage("...")]})["messages"][-1].text
 
-A planner that is killed plans again when the graph goes on, and makes its early calls again.
+If the planner is killed, the resumed graph plans again and repeats the early calls.
 """
 
 from __future__ import annotations
@@ -72,18 +72,18 @@ def build_llm_compiler(
         llm: Chat model that can call tools.
         tools: The tools of a plan.
         checkpointer: Saves the state after every node, so that a run can be resumed.
-        middleware: LangChain's or your own, around the plan.
-        ask_before: Names of tools before which the graph stops and asks; see `standard_middleware`.
-        max_plans: Plans of one question; a further one is made when a call failed in the end.
-        model_calls: Turns of one question, those included that carry out the plan as it stands.
+        middleware: Further middleware, LangChain's or your own, which encloses the plan.
+        ask_before: Names of tools whose calls a person must approve; see `standard_middleware`.
+        max_plans: Maximum number of plans per question. A call that failed after its retries causes a new plan.
+        model_calls: Maximum number of turns per question. Turns that only issue planned calls count too.
 
     Raises:
-        ValueError: No tools, a limit below 1, or `ask_before` names no tool.
+        ValueError: `tools` is empty, a limit is below 1, or `ask_before` names an unknown tool.
     """
     plan = EarlyCallMiddleware(tools, planner=PLANNER, finisher=FINISHER, max_plans=max_plans, later=ask_before)
     plan.warm(llm)
-    around = standard_middleware(llm, tools, model_calls=model_calls, ask_before=ask_before, middleware=middleware)
-    return create_agent(llm, list(tools), middleware=[*around, plan], checkpointer=checkpointer)
+    standard = standard_middleware(llm, tools, model_calls=model_calls, ask_before=ask_before, middleware=middleware)
+    return create_agent(llm, list(tools), middleware=[*standard, plan], checkpointer=checkpointer)
 
 
 def graph() -> CompiledStateGraph[Any, Any, Any, Any]:

@@ -1,15 +1,15 @@
-"""Plan and execute: a planner thinks and plans tool calls, which run in their order; a finisher answers.
+"""Plan and execute: a planner thinks and plans tool calls, which run in order; a finisher answers.
 
     planner ──▶ tools ──▶ … ──▶ finisher
-       ▲          │ (a call failed in the end: plan anew)
+       ▲          │ (a call failed after its retries: plan again)
        └──────────┘
 
-A line of the plan is a call of any tool, `2. calculator("$1 * 1.19")`, with `$1` for the result of call 1. It runs as
-it stands. The executor, a model, writes the calls that the plan leaves open and those that failed. Lines wait for those
-before them, unless their tools are read-only (`metadata={"readOnlyHint": True}`) and name no result that is missing.
+A plan line calls any tool, `2. calculator("$1 * 1.19")`, where `$1` is the result of call 1. The call runs as written.
+The executor, a model, writes the calls of incomplete lines and rewrites failed calls. A line waits for all lines before
+it, unless their tools are read-only (`metadata={"readOnlyHint": True}`) and its references have results.
 
-Thoughts in other words are the same thoughts, so the planner's policy is lenient, and a line is a step. Behind "Plan:"
-only the target writes. The finisher answers: strict.
+Thoughts in different words can mean the same, so the planner's policy is lenient, and each line is a step. After
+"Plan:" only the target writes. The finisher's policy is strict.
 
     llm = ChatLookahead(policies=POLICIES)
     graph = build_plan_execute(llm, tools)
@@ -69,18 +69,18 @@ def build_plan_execute(
         llm: Chat model that can call tools.
         tools: The tools of a plan.
         checkpointer: Saves the state after every node, so that a run can be resumed by its thread id.
-        middleware: LangChain's or your own, around the plan.
-        ask_before: Names of tools before which the graph stops and asks; see `standard_middleware`.
-        max_plans: Plans of one question; a further one is made when a call failed in the end.
-        model_calls: Turns of one question, those included that carry out the plan as it stands.
+        middleware: Further middleware, LangChain's or your own, which encloses the plan.
+        ask_before: Names of tools whose calls a person must approve; see `standard_middleware`.
+        max_plans: Maximum number of plans per question. A call that failed after its retries causes a new plan.
+        model_calls: Maximum number of turns per question. Turns that only issue planned calls count too.
 
     Raises:
-        ValueError: No tools, a limit below 1, or `ask_before` names no tool.
+        ValueError: `tools` is empty, a limit is below 1, or `ask_before` names an unknown tool.
     """
     plan = PlanMiddleware(tools, planner=PLANNER, finisher=FINISHER, max_plans=max_plans, ordered=True)
     plan.warm(llm)
-    around = standard_middleware(llm, tools, model_calls=model_calls, ask_before=ask_before, middleware=middleware)
-    return create_agent(llm, list(tools), middleware=[*around, plan], checkpointer=checkpointer)
+    standard = standard_middleware(llm, tools, model_calls=model_calls, ask_before=ask_before, middleware=middleware)
+    return create_agent(llm, list(tools), middleware=[*standard, plan], checkpointer=checkpointer)
 
 
 def graph() -> CompiledStateGraph[Any, Any, Any, Any]:

@@ -2,8 +2,8 @@
 
     thinker ──▶ actor ──▶ tools ──▶ thinker … ──▶ finisher ──▶ (answer)
 
-A turn is a decision, by guided decoding: the call of a tool, or that the results say the answer. A thought precedes it
-where it helps. In other words it is the same thought, so the thinker's policy is lenient. Calls and answers are strict.
+In each turn the actor decides, by guided decoding, between a tool call and the answer. A thought comes first where it
+helps. Thoughts in different words can mean the same, so the thinker's policy is lenient. Calls and answers are strict.
 
     llm = ChatLookahead(policies=POLICIES)
     graph = build_react(llm, [calculator])
@@ -53,17 +53,17 @@ def build_react(
 
     Args:
         llm: Chat model that can call tools.
-        tools: What the actor may call.
+        tools: Tools that the actor may call.
         checkpointer: Saves the state after every node; needed for `ask_before`.
-        middleware: Further middleware of LangChain's, such as a to-do list or a selection of tools.
-        ask_before: Names of tools before which the graph stops and asks, by `HumanInTheLoopMiddleware`.
-        model_calls: Turns on one question; the last is an answer in any case.
-        think_each_turn: Whether there is a thought before each turn. False: before the first one, if there are several
-            tools, and after calls that failed. With a thought after each result, a small model calls on and on.
-        name: Of the agent, where it is one of several: its calls are then named "name:thinker" and so on.
+        middleware: Further LangChain middleware, such as a to-do list or a tool selector.
+        ask_before: Names of tools whose calls a person must approve, by `HumanInTheLoopMiddleware`.
+        model_calls: Maximum number of turns per question. The last turn always answers.
+        think_each_turn: Whether the thinker runs before each turn. False: only before the first turn, if there are
+            several tools, and after failed calls. With a thought after each result, a small model never stops calling.
+        name: Name of this agent among several. Its calls are then labelled "name:thinker" and so on.
 
     Raises:
-        ValueError: No tools, or `ask_before` names none of them, or has no checkpointer.
+        ValueError: `tools` is empty, or `ask_before` names an unknown tool or has no checkpointer.
     """
     if not tools:
         raise ValueError("the actor needs at least one tool")

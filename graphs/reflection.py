@@ -2,9 +2,9 @@
 
     writer ──▶ critic ──▶ decider ──▶ reviser ──▶ critic … ──▶ (answer)
 
-A critique is a thought: "the day is missing" and "there is no day" say the same, so the critic's policy is lenient.
-The decider reads the critique alone, and says whether the text has to change: one word by schema, the target's own.
-Writer and reviser write the text that leaves the agent: strict. A reviser that changes nothing ends the run.
+A critique is a thought: "the day is missing" and "there is no day" mean the same, so the critic's policy is lenient.
+The decider reads only the critique, and decides whether the text has to change. Its verdict is one word by schema.
+Writer and reviser write the final text, so their policies are strict. A reviser that changes nothing ends the run.
 
     llm = ChatLookahead(policies=POLICIES)
     graph = build_reflection(llm)
@@ -24,7 +24,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from lookahead_agent.agents.prompts import this_question
+from lookahead_agent.agents.prompts import since_last_question
 from lookahead_agent.agents.templates import default_llm
 
 WRITER = "You carry out a task carefully. Write what is asked for, and nothing about how you did it."
@@ -35,7 +35,7 @@ change."."""
 
 REVIEW = "Task: {task}\n\nText:\n{text}"
 
-# A small draft model follows examples better than rules: texts with their tasks, and what is said about them.
+# A small draft model follows examples better than rules: tasks with texts, and their critiques.
 EXAMPLES = {
     REVIEW.format(
         task="Write one sentence that invites Ann to a picnic on Sunday at noon.",
@@ -65,7 +65,7 @@ POLICIES = {"critic": r"balanced:delimiter=/:|\n+/", "decider": "off", "writer":
 
 
 class ReflectionState(MessagesState, total=False):
-    """`messages`, and what the writer begins anew with each task: the text and its critique."""
+    """`messages`, and the text with its critique, which the writer resets for each task."""
 
     text: AIMessage
     critique: str
@@ -81,39 +81,39 @@ def build_reflection(
     *,
     max_revisions: int = 2,
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """Build the graph, which revises a text at most `max_revisions` times; it uses no tools.
+    """Build the graph, which revises a text at most `max_revisions` times and uses no tools.
 
     Raises:
-        ValueError: Tools, or a negative number of revisions.
+        ValueError: `tools` is not empty, or `max_revisions` is negative.
     """
     if tools:
         raise ValueError("reflection uses no tools: give them to react or plan_execute")
     if max_revisions < 0:
         raise ValueError("max_revisions is at least 0")
 
-    def reviewed(state: ReflectionState) -> str:
-        return REVIEW.format(task=this_question(state["messages"])[0].text, text=state["text"].text)
+    def review_request(state: ReflectionState) -> str:
+        return REVIEW.format(task=since_last_question(state["messages"])[0].text, text=state["text"].text)
 
     def critic(state: ReflectionState) -> list[AnyMessage]:
-        examples = [part for text, said in EXAMPLES.items() for part in (HumanMessage(text), AIMessage(said))]
-        return [SystemMessage(CRITIC), *examples, HumanMessage(reviewed(state))]
+        examples = [part for text, critique in EXAMPLES.items() for part in (HumanMessage(text), AIMessage(critique))]
+        return [SystemMessage(CRITIC), *examples, HumanMessage(review_request(state))]
 
     def decider(state: ReflectionState) -> list[AnyMessage]:
         return [SystemMessage(DECIDER), HumanMessage(f"The reviewer says:\n{state['critique']}")]
 
     def reviser(state: ReflectionState) -> list[AnyMessage]:
-        return [SystemMessage(REVISER), HumanMessage(f"{reviewed(state)}\n\nCritique:\n{state['critique']}")]
+        return [SystemMessage(REVISER), HumanMessage(f"{review_request(state)}\n\nCritique:\n{state['critique']}")]
 
     def begin(state: dict[str, Any]) -> dict[str, Any]:
         return {"text": state["reply"], "critique": "", "good": False, "revisions": 0, "changed": True}
 
     def decide(state: dict[str, Any]) -> dict[str, Any]:
-        # A verdict that cannot be read is none, and the reviser follows the critique.
+        # An unreadable verdict counts as "revise".
         parsed = state["reply"]["parsed"]
         return {"good": isinstance(parsed, dict) and parsed.get("verdict") == "good"}
 
     def revise(state: dict[str, Any]) -> dict[str, Any]:
-        # A reviser that says nothing has improved nothing.
+        # An empty reply is no revision.
         changed = state["reply"].text.strip() not in ("", state["text"].text.strip())
         text = state["reply"] if changed else state["text"]
         return {"text": text, "revisions": state["revisions"] + 1, "changed": changed}
@@ -145,5 +145,5 @@ def graph() -> CompiledStateGraph[Any, Any, Any, Any]:
 def _node(
     prompt: Callable[[Any], list[AnyMessage]], model: Runnable[Any, Any], update: Callable[[Any], dict[str, Any]]
 ) -> Runnable[Any, dict[str, Any]]:
-    """A node that asks a model, in `invoke` and in `ainvoke`; `update` gets the state with the `reply`."""
+    """Build a node that calls a model, in `invoke` and `ainvoke`; `update` gets the state with the `reply`."""
     return RunnablePassthrough.assign(reply=RunnableLambda(prompt) | model) | RunnableLambda(update)

@@ -1,14 +1,14 @@
-"""ReWOO: plan all tool calls once, carry them out, and solve, without a model between (Xu et al., 2023).
+"""ReWOO: plan all tool calls once, execute them, and solve, with no model in between (Xu et al., 2023).
 
-    planner ──▶ tools (all whose inputs are known, at once) ──▶ … ──▶ solver
+    planner ──▶ tools (calls whose references have results, in parallel) ──▶ … ──▶ solver
 
-The planner writes one thought and one plan in place of many. A line is a call of any tool,
-`2. calculator("$1 * 1.19")`, with `$1` for the result of call 1, and runs as soon as what it names is there. Lines of
-tools that are declared to write (`metadata={"readOnlyHint": False}`) keep their place. The executor, a model, writes
-the calls that the plan leaves open and those that failed.
+The planner writes one thought and one plan instead of many. A plan line calls any tool, `2. calculator("$1 * 1.19")`,
+where `$1` is the result of call 1. It runs as soon as its references have results. Lines whose tools declare writes
+(`metadata={"readOnlyHint": False}`) keep their order. The executor, a model, writes the calls of incomplete lines and
+rewrites failed calls.
 
-Thoughts in other words are the same thoughts, so the planner's policy is lenient, and a line is a step. Behind "Plan:"
-only the target writes. The solver, labelled "finisher", answers: strict.
+Thoughts in different words can mean the same, so the planner's policy is lenient, and each line is a step. After
+"Plan:" only the target writes. The policy of the solver, labelled "finisher", is strict.
 
     llm = ChatLookahead(policies=POLICIES)
     graph = build_rewoo(llm, tools)
@@ -67,17 +67,17 @@ def build_rewoo(
         llm: Chat model that can call tools.
         tools: The tools of a plan.
         checkpointer: Saves the state after every node, so that a run can be resumed.
-        middleware: LangChain's or your own, around the plan.
-        ask_before: Names of tools before which the graph stops and asks; see `standard_middleware`.
-        model_calls: Turns of one question, those included that carry out the plan as it stands.
+        middleware: Further middleware, LangChain's or your own, which encloses the plan.
+        ask_before: Names of tools whose calls a person must approve; see `standard_middleware`.
+        model_calls: Maximum number of turns per question. Turns that only issue planned calls count too.
 
     Raises:
-        ValueError: No tools, a limit below 1, or `ask_before` names no tool.
+        ValueError: `tools` is empty, a limit is below 1, or `ask_before` names an unknown tool.
     """
     plan = PlanMiddleware(tools, planner=PLANNER, finisher=SOLVER, max_plans=1)
     plan.warm(llm)
-    around = standard_middleware(llm, tools, model_calls=model_calls, ask_before=ask_before, middleware=middleware)
-    return create_agent(llm, list(tools), middleware=[*around, plan], checkpointer=checkpointer)
+    standard = standard_middleware(llm, tools, model_calls=model_calls, ask_before=ask_before, middleware=middleware)
+    return create_agent(llm, list(tools), middleware=[*standard, plan], checkpointer=checkpointer)
 
 
 def graph() -> CompiledStateGraph[Any, Any, Any, Any]:

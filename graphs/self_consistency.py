@@ -1,10 +1,10 @@
 """Self-consistency: several reasoned answers in one batch, and a vote (Wang et al., 2022).
 
-    sampler (k answers at once, stopped when the vote is decided) ──▶ (answer)
+    sampler (k answers in parallel, until the vote is decided) ──▶ (answer)
 
-The answers share one batch of the engine. The sampler stops those that can no longer change the vote. Each is a long
-thought with a short answer, so the sampler's policy is lenient. The vote corrects a wrong answer unless most are wrong:
-"fast" costs a third of the correct answers.
+The answers share one batch of the engine. The sampler cancels answers that can no longer change the vote. An answer is
+a long thought with a short result, so the sampler's policy is lenient. The vote corrects a wrong answer unless most
+answers are wrong. The policy "fast" costs a third of the correct answers.
 
     llm = ChatLookahead(policies=POLICIES, temperature=0.7)
     graph = build_self_consistency(llm)
@@ -42,9 +42,9 @@ POLICIES = {"sampler": "balanced"}
 
 
 class SelfConsistencyState(MessagesState, total=False):
-    """`messages`, whose last is a reply with the answer that won, and the votes, which begin anew with each question.
+    """`messages`, which end with a reply that has the winning answer, and the votes on the last question.
 
-    `replies` are those that were written to the end.
+    `replies` holds the texts of complete replies only.
     """
 
     votes: dict[str, int]
@@ -52,7 +52,7 @@ class SelfConsistencyState(MessagesState, total=False):
 
 
 def answer_of(text: str) -> str | None:
-    """The answer of a reply, in one form: without units around a number, thousands separators and closing zeros."""
+    """Extract a reply's answer. A lone number loses its unit, thousands separators and trailing decimal zeros."""
     found = _ANSWER.findall(text)
     if not found:
         return None
@@ -76,13 +76,13 @@ def build_self_consistency(
 
     Args:
         llm: Chat model, at a temperature above 0.
-        tools: None are used; for likeness with the other templates.
+        tools: Must be empty. The parameter keeps the signature of the other templates.
         checkpointer: Saves the state after every node.
-        samples: Answers that are begun (k), all at once or as many as a run's `max_concurrency` allows.
-        read: Finds the answer in a reply; replies with equal ones vote for the same.
+        samples: Number of answers (k), in parallel up to the run's `max_concurrency`.
+        read: Extracts the answer from a reply. Equal answers are votes for the same.
 
     Raises:
-        ValueError: Tools, or no samples.
+        ValueError: `tools` is not empty, or `samples` is below 1.
     """
     if tools:
         raise ValueError("self_consistency uses no tools: give them to react or plan_execute")
@@ -91,12 +91,12 @@ def build_self_consistency(
 
     async def asampler(state: SelfConsistencyState, config: RunnableConfig) -> dict[str, Any]:
         messages = [SystemMessage(SAMPLER), *state["messages"]]
-        # Each has its own seed, or all would say the same of a model that has one.
+        # With one seed, all samples would be equal: each gets a seed of its own.
         seed = getattr(llm, "seed", None)
-        turns = asyncio.Semaphore(config.get("max_concurrency") or samples)
+        slots = asyncio.Semaphore(config.get("max_concurrency") or samples)
 
         async def sample(number: int) -> AIMessage:
-            async with turns:
+            async with slots:
                 return await llm.ainvoke(messages, **({} if seed is None else {"seed": seed + number}))
 
         tasks = [asyncio.ensure_future(sample(number)) for number in range(samples)]
@@ -114,12 +114,12 @@ def build_self_consistency(
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         best = votes.most_common(1)[0][0] if votes else None
-        # Without a vote that can be read, the first reply is as good as any.
-        won = next(reply for reply in replies if read(reply.text) == best)
-        return {"messages": [won], "votes": dict(votes), "replies": [reply.text for reply in replies]}
+        # If no reply has a readable answer, the first reply wins.
+        winner = next(reply for reply in replies if read(reply.text) == best)
+        return {"messages": [winner], "votes": dict(votes), "replies": [reply.text for reply in replies]}
 
     def sampler(state: SelfConsistencyState, config: RunnableConfig) -> dict[str, Any]:
-        # Whether or not the caller is in an event loop, and in the context that knows the graph's node.
+        # A thread of its own works inside a running event loop too. The context holds the graph's node.
         context = contextvars.copy_context()
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(context.run, asyncio.run, asampler(state, config)).result()
@@ -136,10 +136,10 @@ def graph() -> CompiledStateGraph[Any, Any, Any, Any]:
     return build_self_consistency(default_llm(POLICIES).model_copy(update={"temperature": 0.7}))
 
 
-def is_decided(votes: Counter[str], left: int) -> bool:
-    """Whether the answers that are left cannot change which has most votes."""
+def is_decided(votes: Counter[str], remaining: int) -> bool:
+    """Whether the remaining answers can no longer change the winner."""
     ranked = votes.most_common(2)
     if not ranked:
         return False
     second = ranked[1][1] if len(ranked) > 1 else 0
-    return ranked[0][1] > second + left
+    return ranked[0][1] > second + remaining

@@ -1,11 +1,11 @@
-"""Supervisor: an agent gives tasks to specialists, sees what they find, and passes it on to the next.
+"""Supervisor: an agent gives tasks to specialists, reads their findings, and passes them on to the next.
 
     supervisor ──▶ researcher (thinker ──▶ actor ──▶ tools …) ──▶ supervisor … ──▶ writer ──▶ (answer)
              └───▶ programmer (thinker ──▶ actor ──▶ tools …) ───────▲
 
-The specialists are agents with tools of their own, and tools of the supervisor: their argument is a task. Each gets the
-question and the findings so far with it. Their thinkers have a lenient policy (the key "thinker", or
-"researcher:thinker" for one); what chooses, calls and answers is strict.
+The specialists are agents with tools of their own, and the supervisor's tools: their argument is a task. A specialist
+also gets the question and the findings so far. The thinkers' policy is lenient (the key "thinker", or
+"researcher:thinker" for one). All other policies are strict or off.
 
     llm = ChatLookahead(policies=POLICIES)
     graph = build_supervisor(llm, {"researcher": [search_documents], "programmer": [python]})
@@ -28,7 +28,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph.state import CompiledStateGraph
 
 from lookahead_agent.agents.middleware import standard_middleware
-from lookahead_agent.agents.prompts import describe_tools, result_blocks, this_question
+from lookahead_agent.agents.prompts import describe_tools, result_blocks, since_last_question
 from lookahead_agent.agents.templates import build_react, default_llm, template
 from lookahead_agent.agents.thinking import CallOrAnswerMiddleware
 
@@ -71,43 +71,43 @@ def build_supervisor(
 
     Args:
         llm: Chat model that can call tools.
-        tools: The specialists, by name, with the tools of each.
+        tools: The tools of each specialist, by the specialist's name.
         checkpointer: Saves the state after every node; needed for `ask_before`.
-        middleware: Further middleware of LangChain's, for the supervisor.
-        ask_before: Names of specialists, or of their tools, before which the graph stops and asks.
-        model_calls: Turns of the supervisor on one question, and of a specialist on one task.
+        middleware: Further LangChain middleware of the supervisor.
+        ask_before: Names of specialists, or of their tools, whose calls a person must approve.
+        model_calls: Maximum number of turns, of the supervisor per question and of a specialist per task.
 
     Raises:
-        ValueError: No specialists, or one without tools; or `ask_before` names none of them, or has no checkpointer.
+        ValueError: `tools` is empty, a specialist has no tools, or `ask_before` has an unknown name or no checkpointer.
     """
     if not tools:
         raise ValueError("a supervisor needs at least one specialist")
-    known = {*tools, *(tool.name for its in tools.values() for tool in its)}
+    known = {*tools, *(tool.name for own_tools in tools.values() for tool in own_tools)}
     if unknown := sorted(set(ask_before) - known):
         raise ValueError(f"ask_before names neither specialists nor tools of theirs: {', '.join(unknown)}")
     if ask_before and checkpointer is None:
         raise ValueError("ask_before needs a checkpointer: a run that waits is kept there")
 
-    def specialist(name: str, its: Sequence[BaseTool]) -> BaseTool:
-        asked = {tool.name for tool in its} & set(ask_before)
-        saver = checkpointer if asked else None
-        agent = build_react(llm, its, saver, ask_before=asked, model_calls=model_calls, name=name)
+    def specialist(name: str, own_tools: Sequence[BaseTool]) -> BaseTool:
+        to_approve = {tool.name for tool in own_tools} & set(ask_before)
+        saver = checkpointer if to_approve else None
+        agent = build_react(llm, own_tools, saver, ask_before=to_approve, model_calls=model_calls, name=name)
 
-        def given(task: str, runtime: ToolRuntime) -> dict[str, Any]:
-            question, *found = this_question(runtime.state["messages"])
-            text = TASK.format(task=task, question=question.text, findings=result_blocks(found))
+        def agent_input(task: str, runtime: ToolRuntime) -> dict[str, Any]:
+            question, *findings = since_last_question(runtime.state["messages"])
+            text = TASK.format(task=task, question=question.text, findings=result_blocks(findings))
             return {"messages": [HumanMessage(text)]}
 
-        def work(task: str, runtime: ToolRuntime) -> str:
-            return str(agent.invoke(given(task, runtime))["messages"][-1].text)
+        def run(task: str, runtime: ToolRuntime) -> str:
+            return str(agent.invoke(agent_input(task, runtime))["messages"][-1].text)
 
-        async def awork(task: str, runtime: ToolRuntime) -> str:
-            return str((await agent.ainvoke(given(task, runtime)))["messages"][-1].text)
+        async def arun(task: str, runtime: ToolRuntime) -> str:
+            return str((await agent.ainvoke(agent_input(task, runtime)))["messages"][-1].text)
 
-        description = SPECIALIST.format(tools=describe_tools(its))
-        return StructuredTool.from_function(work, awork, name, description)
+        description = SPECIALIST.format(tools=describe_tools(own_tools))
+        return StructuredTool.from_function(run, arun, name, description)
 
-    specialists = [specialist(name, its) for name, its in tools.items()]
+    specialists = [specialist(name, own_tools) for name, own_tools in tools.items()]
     standard = standard_middleware(
         llm,
         specialists,
@@ -124,7 +124,7 @@ def build_supervisor(
 
 async def graph() -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph for LangGraph's own server, on the models that the environment names (`default_llm`)."""
-    # Which boundary there is for code is found by running a program behind each, which would hold up the server.
+    # Choosing a sandbox backend runs a program in each, which would block the server's event loop.
     programmer = await asyncio.to_thread(lambda: template("tools", "python_code").python)
     tools = {"calculator": [template("tools", "calculator").calculator], "programmer": [programmer]}
     return build_supervisor(default_llm(POLICIES), tools)

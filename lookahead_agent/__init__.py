@@ -1,6 +1,6 @@
 """Lookahead Reasoning for LangGraph agents.
 
-The public names are imported when they are first used, so that `import lookahead_agent` costs nothing.
+The public names are imported on first use, so that `import lookahead_agent` is fast.
 """
 
 from importlib import import_module
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_MODULES = {
     "ChatLookahead": "lookahead_agent.chat.model",
     "InvalidToolCallMiddleware": "lookahead_agent.agents.middleware",
     "LookaheadError": "lookahead_agent.errors",
@@ -38,9 +38,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

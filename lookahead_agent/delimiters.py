@@ -1,4 +1,4 @@
-"""Finds what ends a reasoning step in bounded time."""
+"""Finds step delimiters in bounded time."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -10,20 +10,20 @@ import regex
 from lookahead_agent.errors import ConfigurationError
 
 _SEARCH_SECONDS = 0.02
-"""Longest search for a delimiter, of a pattern: a step has a few kilobytes, and a search of it takes microseconds."""
-_LONGEST_PATTERN = 1000  # in characters
-_MOST_REPETITIONS = 1000  # product of the numbers in a pattern's `{…}`: `regex` may write each out, which takes memory
+"""Time limit of one pattern search: a step has a few kilobytes, and a search of it takes microseconds."""
+_MAX_PATTERN_LENGTH = 1000  # in characters
+_MAX_REPETITIONS = 1000  # product of the numbers in a pattern's `{…}`: `regex` may expand each, which takes memory
 _REPETITION = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 _FLAGS = {re.I: regex.I, re.M: regex.M, re.S: regex.S, re.X: regex.X, re.A: regex.A}
 _EMPTY = "the delimiter matches the empty text: steps would have no end and no beginning"
 
-Finder = Callable[[str, int], Iterator[Any]]  # Finds matches in a text, from a position on
+Finder = Callable[[str, int], Iterator[Any]]  # finds matches in a text, from a position on
 
 
 @lru_cache(maxsize=256)
 def delimiter_finder(delimiter: str | re.Pattern[str]) -> Finder:
-    """A finder of a delimiter in bounded time; ConfigurationError if it is too large, or matches the empty text."""
-    # `re` has no limit, and lets nobody else work.
+    """Compile a delimiter into a finder; ConfigurationError if it is too large, or matches the empty text."""
+    # Patterns run in `regex`, since `re` has no timeout and holds the GIL.
     if isinstance(delimiter, str):
         if delimiter == "":
             raise ConfigurationError(_EMPTY)
@@ -31,13 +31,13 @@ def delimiter_finder(delimiter: str | re.Pattern[str]) -> Finder:
     written, repetitions = delimiter.pattern, 1
     for least, most in _REPETITION.findall(written):
         repetitions *= max([1, *(int(number[:9]) for number in (least, most) if number)])
-    if len(written) > _LONGEST_PATTERN or repetitions > _MOST_REPETITIONS:
+    if len(written) > _MAX_PATTERN_LENGTH or repetitions > _MAX_REPETITIONS:
         raise ConfigurationError(
-            f"the delimiter's pattern is too large: it has at most {_LONGEST_PATTERN} characters and "
-            f"{_MOST_REPETITIONS} repetitions"
+            f"the delimiter's pattern is too large: it has at most {_MAX_PATTERN_LENGTH} characters and "
+            f"{_MAX_REPETITIONS} repetitions"
         )
     try:
-        compiled = regex.compile(written, sum(theirs for ours, theirs in _FLAGS.items() if delimiter.flags & ours))
+        compiled = regex.compile(written, sum(other for own, other in _FLAGS.items() if delimiter.flags & own))
         empty = compiled.match("", timeout=_SEARCH_SECONDS) is not None
     except TimeoutError:
         raise too_slow(delimiter) from None

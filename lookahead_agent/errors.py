@@ -15,11 +15,11 @@ class LookaheadError(Exception):
 
 
 class ConfigurationError(LookaheadError):
-    """A value that cannot work; the message says which and what to use instead."""
+    """A value is invalid; the message names it and says what to use instead."""
 
 
 class PolicyError(ConfigurationError):
-    """A policy that does not exist or contradicts itself."""
+    """A policy does not exist or contradicts itself."""
 
 
 class ContextLengthError(ConfigurationError):
@@ -27,11 +27,11 @@ class ContextLengthError(ConfigurationError):
 
 
 class IsolationError(LookaheadError):
-    """No sandbox for a program works here; the message says what to install."""
+    """No sandbox works on this system; the message says what to install."""
 
 
 class MissingExtraError(LookaheadError, ImportError):
-    """An optional dependency is not installed; the message names the extra that brings it."""
+    """An optional dependency is not installed; the message names the extra that installs it."""
 
 
 @contextmanager
@@ -52,7 +52,7 @@ class ModelNotFoundError(ModelError):
 
 
 class DownloadError(ModelError):
-    """A download failed; what was complete is kept and the next run resumes."""
+    """A download failed; complete parts are kept, and the next run resumes."""
 
 
 class IntegrityError(ModelError):
@@ -68,7 +68,7 @@ class ConversionError(ModelError):
 
 
 class EngineError(LookaheadError):
-    """An engine failed while it generated."""
+    """An engine failed during generation."""
 
 
 class EngineStartError(EngineError):
@@ -76,7 +76,7 @@ class EngineStartError(EngineError):
 
 
 def validation_message(error: ValidationError) -> str:
-    """What pydantic found wrong, in one line: each field with what is wrong about it."""
+    """Format the problems that pydantic found in one line: each field with its problem."""
     return "; ".join(
         ".".join(str(part) for part in problem["loc"]) + (": " if problem["loc"] else "") + problem["msg"]
         for problem in error.errors()
@@ -84,14 +84,14 @@ def validation_message(error: ValidationError) -> str:
 
 
 def check_encodable(value: Any, name: str) -> None:
-    """Check that every text in a text, or in lists and mappings of them, can be encoded; errors call it `name`.
+    """Check that every string in a value, with its lists and mappings, can be encoded; errors call the value `name`.
 
     Raises:
-        ConfigurationError: A text has a lone surrogate, which is half a character; the message says where.
+        ConfigurationError: A string has a lone surrogate, which is half a character; the message says where.
     """
-    left: list[tuple[Any, str]] = [(value, name)]
-    while left:
-        value, name = left.pop()
+    remaining: list[tuple[Any, str]] = [(value, name)]
+    while remaining:
+        value, name = remaining.pop()
         if isinstance(value, str):
             try:
                 value.encode()
@@ -101,7 +101,7 @@ def check_encodable(value: Any, name: str) -> None:
                     "character; replace it, for example by text.encode(errors='replace').decode()"
                 ) from None
         elif isinstance(value, Mapping):
-            left += [(key, f"a key of {name}") for key in value]
-            left += [(entry, f"{name}.{ascii(key)[1:-1]}"[:100]) for key, entry in value.items()]
+            remaining += [(key, f"a key of {name}") for key in value]
+            remaining += [(entry, f"{name}.{ascii(key)[1:-1]}"[:100]) for key, entry in value.items()]
         elif isinstance(value, (list, tuple)):
-            left += [(entry, f"{name}.{place}"[:100]) for place, entry in enumerate(value)]
+            remaining += [(entry, f"{name}.{place}"[:100]) for place, entry in enumerate(value)]

@@ -1,7 +1,7 @@
 """JSON Lines: files with a JSON value on each line, where only a line feed ends a line.
 
-`str.splitlines` and readers like it also split at U+2028, U+0085 and others, which may occur within a JSON string.
-Lines are written in ASCII, so that they mislead no reader and keep lone surrogates.
+`str.splitlines` and similar readers also split at U+2028, U+0085 and others, which may occur within a JSON string.
+Lines are written in ASCII, so that every reader splits them alike and lone surrogates survive.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ Row = dict[str, Any]
 
 
 def append_line(file: FileIO, value: Any) -> None:
-    """Write a value's line to a file that is open without a buffer; a full disk leaves no part of it."""
+    """Append a value's line to an unbuffered file; a failed write, as on a full disk, leaves no part of it."""
     before = os.fstat(file.fileno()).st_size
-    rest = memoryview(f"{json.dumps(value)}\n".encode())
+    remaining = memoryview(f"{json.dumps(value)}\n".encode())
     try:
-        while rest:
-            rest = rest[file.write(rest) :]
+        while remaining:
+            remaining = remaining[file.write(remaining) :]
     except OSError:
-        with suppress(OSError):  # a device or a pipe
+        with suppress(OSError):  # devices and pipes cannot be truncated
             file.truncate(before)
         raise
 
 
 def read_content(path: Path) -> bytes:
-    """The content of a file, decompressed where its name ends with .xz; raises OSError if it cannot be read."""
+    """Read a file, decompressed if its name ends with .xz; raises OSError if it cannot be read."""
     content = path.read_bytes()
     if path.suffix != ".xz":
         return content
@@ -48,12 +48,12 @@ def read_content(path: Path) -> bytes:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a file in UTF-8 without their line feeds; the last is empty where the file ends with a line feed."""
+    """Read the lines of a UTF-8 file without their line feeds; the last is empty if the file ends with a line feed."""
     return read_content(path).decode("utf-8-sig").split("\n")
 
 
 def read_value(line: str) -> Any:
-    """The value of a line; raises ValueError if it is not JSON, or nested too deeply to be read."""
+    """Parse the value of a line; raises ValueError if it is not JSON, or nested too deeply."""
     try:
         return json.loads(line)
     except RecursionError as error:
@@ -61,7 +61,7 @@ def read_value(line: str) -> Any:
 
 
 class RowFile:
-    """Rows of results in a file that survives interruptions; it need not exist yet. A compressed one is only read."""
+    """Rows of results in a file that survives interruptions. The file may be missing; a compressed one is read-only."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -69,13 +69,13 @@ class RowFile:
 
     @contextmanager
     def writing(self) -> Iterator[RowFile]:
-        """Keep other processes from appending; a line that an interruption cut off is removed."""
+        """Lock the file against other processes, and remove a line that an interruption truncated."""
         if self.path.suffix == ".xz":
             raise ConfigurationError(f"{self.path} is compressed, and only read: choose a file that ends with .jsonl")
-        with ExitStack() as held:
+        with ExitStack() as stack:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                held.enter_context(FileLock(f"{self.path}.lock", timeout=0))
+                stack.enter_context(FileLock(f"{self.path}.lock", timeout=0))
                 self.rows = list(_rows(self.path))
                 self.end_at_whole_line()
             except Timeout:
@@ -93,7 +93,7 @@ class RowFile:
                 file.truncate(file.read().rfind(b"\n") + 1)
 
     def append(self, row: Row) -> None:
-        """Write a row; it is in the file when this returns."""
+        """Append a row; it is in the file when this returns."""
         try:
             with self.path.open("ab", buffering=0) as file:
                 append_line(file, row)
@@ -106,7 +106,7 @@ class RowFile:
 
 
 def _rows(path: Path) -> Iterator[Row]:
-    if not (path.is_file() or path.is_dir()):  # not there yet, or a device
+    if not (path.is_file() or path.is_dir()):  # missing, or a device
         return
     try:
         *whole, _ = read_lines(path)

@@ -1,4 +1,4 @@
-"""Verifier policies: how far a node looks ahead and how strictly a draft step is judged."""
+"""Verifier policies: which draft steps a node accepts, and how far it looks ahead."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lookahead_agent.errors import ConfigurationError, PolicyError, check_encoda
 
 VerifierName = Literal["off", "exact", "certified", "embedding", "judge", "cascade", "score", "likelihood", "random"]
 
-# What each verifier reads of these: a value given to a verifier that ignores it is a mistake worth an error.
+# The fields that each verifier reads: a value for a verifier that ignores it is an error.
 _READS: dict[str, frozenset[str]] = {
     "off": frozenset(),
     "exact": frozenset(),
@@ -35,18 +35,18 @@ _READS: dict[str, frozenset[str]] = {
     "likelihood": frozenset({"likelihood"}),
     "random": frozenset({"probability"}),
 }
-_OF_VERIFIERS = frozenset().union(*_READS.values())
-_LONGEST_TEXT = 2000  # Characters of a policy written as text, and of a pattern
-DEFAULT_DEPTH = 4  # Steps in flight where steps are speculated on and nothing says how many
+_VERIFIER_FIELDS = frozenset().union(*_READS.values())
+_MAX_TEXT_LENGTH = 2000  # most characters of a policy written as text, and of a pattern
+DEFAULT_DEPTH = 4  # steps in flight (γ) when steps are speculated on and no depth is set
 
 
-_FLAGS = re.I | re.M | re.S | re.X | re.A | re.U  # Flags of a pattern that change what it matches, and do nothing else
+_FLAGS = re.I | re.M | re.S | re.X | re.A | re.U  # flags that only change what a pattern matches
 
 
 def _compiled(pattern: str, flags: int = 0) -> re.Pattern[str]:
-    """A pattern; raises ValueError if it is none, or too long."""
-    if len(pattern) > _LONGEST_TEXT:
-        raise ValueError(f"a pattern has at most {_LONGEST_TEXT} characters")
+    """Compile a pattern; raises ValueError if it is invalid or too long."""
+    if len(pattern) > _MAX_TEXT_LENGTH:
+        raise ValueError(f"a pattern has at most {_MAX_TEXT_LENGTH} characters")
     try:
         return re.compile(pattern, flags)
     except (re.error, RecursionError, OverflowError) as error:
@@ -67,7 +67,7 @@ Delimiter = Annotated[
     ),
     BeforeValidator(_pattern_from_json),
 ]
-_PAIRWISE = frozenset({"hedge", "synchronous", "early"})
+_PAIRWISE = frozenset({"hedge", "synchronous", "early"})  # fields that matter only if a target step is compared
 
 
 class VerifierPolicy(BaseModel):
@@ -75,36 +75,36 @@ class VerifierPolicy(BaseModel):
 
     Attributes:
         name: Name in metadata and reports.
-        verifier: "off" runs the target alone; "exact" accepts only the target's own tokens; "embedding" goes by
-            similarity, "judge" by a language model's opinion; "cascade" combines them, cheapest first. Baselines:
-            "score" (SpecReason: the target marks a draft step from 0 to 9 and writes only what it refuses),
-            "likelihood" (the same by the step's mean log-probability), and "random".
-        similarity: Cosine similarity from which a pair is accepted, in [-1, 1] (embedding, cascade).
-        ask_judge_from: Similarity from which the judge is asked about pairs below `similarity`; None: never (cascade).
+        verifier: "off" runs the target alone. "exact" accepts only the target's own tokens. "embedding" compares
+            embeddings, "judge" calls a language model, and "cascade" combines them, cheapest first. "score",
+            "likelihood" and "random" are baselines. With "score" (SpecReason), the target scores a draft step from 0 to
+            9 and writes only rejected steps. "likelihood" does the same by the step's mean log-probability.
+        similarity: Least cosine similarity of a pair that is accepted without a judge, in [-1, 1] (embedding, cascade).
+        ask_judge_from: Least similarity of a pair below `similarity` that the judge decides; None: no pair (cascade).
         p_aligned: Least probability of "yes" with which the judge accepts, in [0, 1] (judge, cascade).
-        both_orders: Whether the judge is asked again with the two steps in each other's place, and the lower p(aligned)
-            decides (judge, cascade).
-        same_numbers: Whether steps with different numbers, units or equations are rejected before any model is asked
+        both_orders: Whether the judge is asked again with the two steps exchanged, and the lower p(aligned) decides
+            (judge, cascade).
+        same_numbers: Whether steps with different numbers, units or equations are rejected before any model is called
             (embedding, judge, cascade); by default not for "embedding".
-        score: Least mark, in [0, 9] (score).
-        risk: Share of accepted draft steps that may change the outcome, in (0, 1): the verifier is the one that accepts
-            most by a certificate of the models that run. Where there is none it is what else is said here, and "exact"
-            if nothing is (certified, embedding, judge, cascade).
+        score: Least score of an accepted step, in [0, 9] (score).
+        risk: Share of accepted draft steps that may change the outcome, in (0, 1). A certificate of the loaded models
+            selects the verifier that accepts most. Without a certificate, the other fields apply, or "exact" if none is
+            set (certified, embedding, judge, cascade).
         likelihood: Least mean log-probability, in nats per token (likelihood).
-        probability: Of acceptance, in [0, 1] (random).
-        depth: Steps in flight at the front (γ); "auto": whether steps are speculated on at all, and how many, is
-            chosen by what is fastest.
-        width: Draft candidates per position (w), of which the first accepted one is kept.
-        draft_temperature: At which candidates after the first are sampled when the reply is greedy.
-        delimiter: Text, or compiled pattern, that ends a step. A search for a pattern that takes longer than 20 ms
-            ends the reply with an error.
-        max_step_tokens: Length limit of a step in tokens; a draft step that is cut there is never accepted.
-        hedge: Whether the target goes on after its own step while the verifier thinks.
-        synchronous: Whether to work in rounds, as the paper's simpler variant does; slower.
+        probability: Probability of acceptance, in [0, 1] (random).
+        depth: Steps in flight at the front (γ); "auto": the library selects the fastest, which may be no step
+            speculation.
+        width: Draft candidates per position (w); the first accepted one is kept.
+        draft_temperature: Sampling temperature of candidates after the first in a greedy reply.
+        delimiter: Text, or compiled pattern, that ends a step. A search for a pattern that takes longer than 20 ms ends
+            the reply with an error.
+        max_step_tokens: Length limit of a step in tokens; a truncated draft step is never accepted.
+        hedge: Whether the target continues after its own step during verification.
+        synchronous: Whether to work in rounds, as the paper's synchronous variant does; slower.
         early: Whether a draft step is dropped as soon as the verifier is certain to reject it; saves work only.
-        answer_from_target: Whether the target writes the final answer alone, of models that think apart.
-        verifier_timeout: Seconds after which a verdict that does not come turns speculation off.
-        draft_timeout: Seconds of silence after which the draft model does.
+        answer_from_target: Whether the target writes the final answer alone, after the thinking of a thinking model.
+        verifier_timeout: Seconds of one verdict after which speculation is disabled.
+        draft_timeout: Seconds without a draft token after which speculation is disabled.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
@@ -136,7 +136,7 @@ class VerifierPolicy(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _risk_says_how(cls, fields: Any) -> Any:
+    def _default_to_certified(cls, fields: Any) -> Any:
         try:
             check_encodable(fields, "policy")
         except ConfigurationError as error:
@@ -146,20 +146,20 @@ class VerifierPolicy(BaseModel):
         return fields
 
     @model_validator(mode="after")
-    def _only_what_counts(self) -> VerifierPolicy:
-        given = self.model_fields_set - {"name", "verifier"}
-        ignored = given & (_OF_VERIFIERS - _READS[self.verifier])
+    def _reject_ignored_fields(self) -> VerifierPolicy:
+        fields_set = self.model_fields_set - {"name", "verifier"}
+        ignored = fields_set & (_VERIFIER_FIELDS - _READS[self.verifier])
         if not self.speculates:
-            ignored = given
+            ignored = fields_set
         elif self.draft_first:
-            ignored |= given & _PAIRWISE
+            ignored |= fields_set & _PAIRWISE
         if ignored:
             raise ValueError(f"the verifier {self.verifier!r} does not use {', '.join(sorted(ignored))}")
         if self.verifier == "certified" and self.risk is None:
             raise ValueError("the verifier 'certified' needs a risk, such as risk=0.02")
-        if "draft_temperature" in given and self.width == 1:
+        if "draft_temperature" in fields_set and self.width == 1:
             raise ValueError("draft_temperature has no effect with width 1")
-        asked_from = self.ask_judge_from if "ask_judge_from" in given else None
+        asked_from = self.ask_judge_from if "ask_judge_from" in fields_set else None
         if asked_from is not None and asked_from > self.similarity:
             raise ValueError(
                 f"ask_judge_from ({asked_from}) is above similarity ({self.similarity}): the judge would never be asked"
@@ -172,7 +172,7 @@ class VerifierPolicy(BaseModel):
 
     @property
     def draft_first(self) -> bool:
-        """Whether draft steps are judged without a target step, which is only written after a refusal."""
+        """Whether draft steps are judged without a target step; the target writes a step only after a rejection."""
         return self.verifier in ("score", "likelihood")
 
     @property
@@ -183,12 +183,12 @@ class VerifierPolicy(BaseModel):
 
     @property
     def embeds(self) -> bool:
-        """Whether the policy needs an embedding model; a certificate may."""
+        """Whether the policy needs an embedding model, or may need one for a certificate."""
         return self.verifier in ("embedding", "cascade") or self.risk is not None
 
     @property
     def compares_results(self) -> bool:
-        """Whether numbers, units and equations are compared before any model is asked."""
+        """Whether numbers, units and equations are compared before any model is called."""
         return self.same_numbers and (self.verifier != "embedding" or "same_numbers" in self.model_fields_set)
 
     @property
@@ -198,46 +198,46 @@ class VerifierPolicy(BaseModel):
 
     @property
     def forces_speculation(self) -> bool:
-        """Whether steps are to be speculated on even where that is slower: it is said how, or it is a control."""
+        """Whether steps are speculated on even if that is slower: a field says how, or the policy is a baseline."""
         if not self.speculates:
             return False
-        given = self.depth != "auto" or self.synchronous or self.width > 1
-        return given or self.draft_first or self.verifier == "random"
+        specified = self.depth != "auto" or self.synchronous or self.width > 1
+        return specified or self.draft_first or self.verifier == "random"
 
     @property
     def steps_ahead(self) -> int:
-        """Steps in flight where steps are speculated on."""
+        """Steps in flight (γ) when steps are speculated on."""
         return DEFAULT_DEPTH if self.depth == "auto" else self.depth
 
     def with_depth(self, depth: int | Literal["auto"]) -> VerifierPolicy:
-        """The same policy with this depth, unless it has one of its own or uses none."""
+        """Copy the policy with this depth, unless it has its own or does not speculate."""
         if depth == "auto" or not self.speculates or self.depth != "auto":
             return self
         return self.model_copy(update={"depth": depth})
 
     def with_verifier(self, fields: Mapping[str, Any]) -> VerifierPolicy:
-        """The same policy with another verifier; raises PolicyError if something else in it does not go with that."""
-        own = self.model_dump(exclude_unset=True, exclude={"verifier", *_OF_VERIFIERS})
+        """Copy the policy with another verifier; raises PolicyError if another field contradicts it."""
+        own = self.model_dump(exclude_unset=True, exclude={"verifier", *_VERIFIER_FIELDS})
         policy = _validated({**own, "name": self.name, **fields})
         policy._rule = self._rule
         return policy
 
     def with_selection_rule(self, rule: str) -> VerifierPolicy:
-        """The same policy, which remembers what chose it."""
+        """Copy the policy with the rule that selected it."""
         policy = self.model_copy()
         policy._rule = rule
         return policy
 
     @property
     def rule(self) -> str | None:
-        """What chose the policy for a call; None if nothing has."""
+        """The rule that selected the policy for a call; None: none has."""
         return self._rule
 
     def explain(self) -> str:
-        """Say in a sentence what the policy does, and which rule chose it if one did."""
-        return f"{self.name}: {self._does()}" + (f" (chosen by {self._rule})" if self._rule else "")
+        """Describe in a sentence what the policy does, and the rule that selected it, if any."""
+        return f"{self.name}: {self._behavior()}" + (f" (chosen by {self._rule})" if self._rule else "")
 
-    def _does(self) -> str:
+    def _behavior(self) -> str:
         if not self.speculates:
             return "the target alone"
         judged = f"means the same to the judge with p ≥ {self.p_aligned:g}" + " in both orders" * self.both_orders
@@ -255,16 +255,16 @@ class VerifierPolicy(BaseModel):
         shape = "steps ahead where that is fastest"
         if self.forces_speculation:
             shape = f"{self.steps_ahead} steps ahead" + f" with {self.width} candidates each" * (self.width > 1)
-        said = f"{shape}; a draft step is accepted if it {conditions[self.verifier]}"
+        text = f"{shape}; a draft step is accepted if it {conditions[self.verifier]}"
         if self.compares_results and self.verifier in ("embedding", "judge", "cascade"):
-            said += ", and has the same numbers, units and equations"
+            text += ", and has the same numbers, units and equations"
         if self.risk is not None and self.verifier != "certified":
-            said += f"; where its models have a certificate of a risk of {self.risk:g}, that decides"
-        return said + "; the final answer is the target's" * self.answer_from_target
+            text += f"; where its models have a certificate of a risk of {self.risk:g}, that decides"
+        return text + "; the final answer is the target's" * self.answer_from_target
 
 
-# The thresholds of strict, balanced and fast are those of the certificates that come with the package, held by a test.
-# Where other models run without a certificate of their own they stand as they are, certified by nothing.
+# A test checks that strict, balanced and fast have the thresholds of the packaged certificates. For other models
+# without a certificate, the same thresholds apply and are not certified.
 POLICIES: dict[str, VerifierPolicy] = {
     policy.name: policy
     for policy in (
@@ -275,21 +275,20 @@ POLICIES: dict[str, VerifierPolicy] = {
         ),
         VerifierPolicy(name="balanced", risk=0.05, verifier="embedding", similarity=0.56, same_numbers=True),
         VerifierPolicy(name="fast", risk=0.1, verifier="judge", p_aligned=0.63, same_numbers=False),
-        # SpecReason goes step by step: the draft waits for its mark.
+        # SpecReason is sequential: the draft waits for the score of each step.
         VerifierPolicy(name="specreason", verifier="score", score=7.0, depth=1),
         VerifierPolicy(name="random", verifier="random", probability=0.5, depth=DEFAULT_DEPTH),
     )
 }
 
-PolicyLike = str | VerifierPolicy | Mapping[str, Any]  # A policy's name, a policy, or the fields of one
+PolicyLike = str | VerifierPolicy | Mapping[str, Any]  # a policy's name, a policy, or its fields
 
 
 def as_policy(policy: PolicyLike) -> VerifierPolicy:
     """Turn a name or fields into a policy.
 
-    A name may be followed by changes: "balanced:depth=8:width=2"; a pattern stands between slashes, and may hold a
-    colon: "balanced:delimiter=/:|\\n+/". The name of a verifier stands for a policy with its defaults:
-    "judge:p_aligned=0.8".
+    Changes may follow a name: "balanced:depth=8:width=2". Slashes enclose a pattern, which may contain a colon:
+    "balanced:delimiter=/:|\\n+/". The name of a verifier means a policy with its defaults: "judge:p_aligned=0.8".
 
     Raises:
         PolicyError: No policy has this name, or the fields contradict each other.
@@ -302,12 +301,12 @@ def as_policy(policy: PolicyLike) -> VerifierPolicy:
 
 
 _PARTS = re.compile(r"(?:^|:)([^:=]*(?:=/.*?/(?=:|$))?[^:]*)")
-"""What stands between colons, but for those of a pattern between slashes."""
+"""The parts between colons, except colons within a pattern between slashes."""
 
 
 def _named(text: str) -> VerifierPolicy:
-    if len(text) > _LONGEST_TEXT:
-        raise PolicyError(f"a policy is written in at most {_LONGEST_TEXT} characters; this one has {len(text)}")
+    if len(text) > _MAX_TEXT_LENGTH:
+        raise PolicyError(f"a policy is written in at most {_MAX_TEXT_LENGTH} characters; this one has {len(text)}")
     name, *changes = _PARTS.findall(text)
     if name in POLICIES:
         fields = POLICIES[name].model_dump(exclude_unset=True)
@@ -325,8 +324,8 @@ def _named(text: str) -> VerifierPolicy:
         if not separator:
             raise PolicyError(f"{change!r} in {text!r} is not FIELD=VALUE")
         changed[field] = _value(value)
-    if _OF_VERIFIERS & changed.keys():
-        fields.pop("risk", None)  # whoever names a threshold wants that one and no certificate's
+    if _VERIFIER_FIELDS & changed.keys():
+        fields.pop("risk", None)  # an explicit threshold takes precedence over a certificate's
     fields |= changed
     return _validated(fields | {"name": text})
 
@@ -351,7 +350,7 @@ def _validated(fields: Mapping[str, Any]) -> VerifierPolicy:
 
 
 def node_path(metadata: Mapping[str, Any]) -> str:
-    """The path of the node ("outer:inner") in the metadata that LangGraph gives to what runs in it; "" outside."""
+    """The path of the running node ("outer:inner") in LangGraph's metadata; "" outside a node."""
     node = metadata.get("langgraph_node")
     if node is None:
         return ""

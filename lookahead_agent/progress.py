@@ -1,4 +1,4 @@
-"""How long work reports where it stands: library code never prints, and the command line passes what draws bars."""
+"""Progress of long tasks: library code never prints, and the command line passes an object that draws bars."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -8,11 +8,11 @@ from typing import Protocol
 logger = logging.getLogger(__name__)
 
 
-Advance = Callable[[float], None]  # Tells how many units of a task's total are complete in all
+Advance = Callable[[float], None]  # reports how many units of a task's total are complete
 
 
 class Progress(Protocol):
-    """Something that shows tasks."""
+    """Shows the progress of tasks."""
 
     def task(self, description: str, total: float | None = None) -> AbstractContextManager[Advance]:
         """Show a task while the context lasts; `total` in any unit, None if unknown."""
@@ -20,11 +20,11 @@ class Progress(Protocol):
 
 
 class LogProgress:
-    """Reports the beginning and the end of each task to the `lookahead_agent` logger."""
+    """Logs the beginning and the end of each task to the `lookahead_agent` logger."""
 
     @contextmanager
     def task(self, description: str, total: float | None = None) -> Iterator[Advance]:
-        """Log `description` when the work begins and when it ends."""
+        """Log `description` when the task begins and when it ends."""
         logger.info("%s…", description)
         yield lambda _: None
         logger.info("%s: done", description)

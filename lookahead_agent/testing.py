@@ -1,4 +1,4 @@
-"""A `ChatLookahead` that follows a script: for tests of agents, without a model and in milliseconds.
+"""A scripted `ChatLookahead` for tests of agents, without a model and in milliseconds.
 
     from lookahead_agent.testing import scripted_chat
 
@@ -16,19 +16,19 @@ from lookahead_agent.engines.scripted import ScriptedEngine, ScriptedTokenizer, 
 from lookahead_agent.runtime.engine_set import EngineSet
 
 Reply = Callable[[str], str]
-"""Given the prompt, the whole reply. It is asked again for each step, and has to say the same again."""
+"""Maps a prompt to the whole reply. It is called again for each step and must return the same reply."""
 
 
 class EqualTextEmbedder:
-    """Finds equal texts similar and others not."""
+    """Rates equal texts as similar and all others as different."""
 
     async def similarity(self, first: str, second: str) -> float:
-        """1 for equal texts, else 0."""
+        """Return 1 for equal texts, else 0."""
         return 1.0 if first == second else 0.0
 
 
 def scripted_engines(target: Reply | str, draft: Reply | None = None, **options: Any) -> EngineSet:
-    """Engines that follow a script: a target that takes its time, and a draft that says the same, or something else."""
+    """Create scripted engines: a target with a delay, and a draft with the same replies or its own."""
     tokenizer = ScriptedTokenizer()
     return EngineSet(
         ScriptedEngine(tokenizer, reply_script(target, seconds=0.02), **options),
@@ -38,35 +38,35 @@ def scripted_engines(target: Reply | str, draft: Reply | None = None, **options:
 
 
 def scripted_chat(target: Reply | str, draft: Reply | None = None, **fields: Any) -> ChatLookahead:
-    """A chat model that follows a script.
+    """Create a chat model with scripted replies.
 
     Args:
-        target: What the target replies to a prompt; a text: to every one.
-        draft: What the draft would; None: the same.
-        fields: Of `ChatLookahead`.
+        target: Maps a prompt to the target's reply; a text is the reply to every prompt.
+        draft: Maps a prompt to the draft's reply; None: the target's replies.
+        fields: Other fields of `ChatLookahead`.
     """
 
     return ChatLookahead(engines=scripted_engines(target, draft), **fields)
 
 
 def scripted_replies(**replies: str | Sequence[str]) -> Reply:
-    """A reply for each kind of prompt.
+    """Create a script with replies for each kind of prompt.
 
     Args:
-        replies: For the first name whose text (underscores are spaces) the prompt has, the next of its replies; the
-            last for ever.
+        replies: By name, the replies to prompts that contain the name (with spaces for underscores). Each new prompt
+            takes the next reply of the first such name; the last reply repeats.
     """
-    left = {
-        name.replace("_", " "): [given] if isinstance(given, str) else list(given) for name, given in replies.items()
+    remaining = {
+        name.replace("_", " "): [texts] if isinstance(texts, str) else list(texts) for name, texts in replies.items()
     }
-    said: dict[str, str] = {}
+    reply_to: dict[str, str] = {}
 
     def reply(prompt: str) -> str:
-        if prompt not in said:
-            kind = next((text for text in left if text in prompt), None)
-            if kind is None:
+        if prompt not in reply_to:
+            key = next((text for text in remaining if text in prompt), None)
+            if key is None:
                 raise KeyError(f"no reply is given for a prompt like {prompt[:200]!r}")
-            said[prompt] = left[kind].pop(0) if len(left[kind]) > 1 else left[kind][0]
-        return said[prompt]
+            reply_to[prompt] = remaining[key].pop(0) if len(remaining[key]) > 1 else remaining[key][0]
+        return reply_to[prompt]
 
     return reply

@@ -29,13 +29,13 @@ _FUNCTIONS: dict[str, Callable[..., Fraction]] = {
     "round": lambda x, digits=None: _rounded(x, digits),
     "sqrt": lambda x: _square_root(x),
 }
-_LONGEST = 1000
-_LARGEST_EXPONENT = 1000
-# Of a numerator or denominator: 3,010 digits, which Python writes down at once and divides in less than a millisecond.
-_LARGEST_BITS = 10_000
+_MAX_LENGTH = 1000
+_MAX_EXPONENT = 1000
+# Bits of a numerator or denominator: 3,010 digits, which Python formats at once and divides in less than a millisecond.
+_MAX_BITS = 10_000
 _DIGITS = 15
 # Decimals with more zeros than this after the point are written with an exponent.
-_MOST_ZEROS = 30
+_MAX_ZEROS = 30
 
 
 def calculate(expression: str) -> str:
@@ -46,22 +46,22 @@ def calculate(expression: str) -> str:
             `$`, thousands separators and percentages ("20%" is 0.2) are understood.
 
     Returns:
-        The result in decimals, to 15 significant digits where it has no end.
+        The result: whole numbers in full, others as decimals with at most 15 significant digits.
 
     Raises:
-        ValueError: It is not arithmetic, divides by zero, is nested too deeply, or a number in it is too large.
+        ValueError: The text is too long or not arithmetic, divides by zero, is too deep, or has too large a number.
     """
-    if len(expression) > _LONGEST:
-        raise ValueError(f"the expression is longer than {_LONGEST} characters")
+    if len(expression) > _MAX_LENGTH:
+        raise ValueError(f"the expression is longer than {_MAX_LENGTH} characters")
     text = _python_notation(expression)
     try:
         tree = ast.parse(text, mode="eval")
-    except (SyntaxError, ValueError):  # ValueError: a character that no program may have
+    except (SyntaxError, ValueError):  # ValueError: a null byte
         raise ValueError(f"{expression!r} is not an arithmetic expression") from None
-    except (RecursionError, MemoryError):  # the parser's own word for a stack that is too deep
+    except (RecursionError, MemoryError):  # the parser's errors for deep nesting
         raise ValueError("the expression is nested too deeply") from None
     try:
-        return _decimal(_Reader(text).value(tree.body))
+        return _decimal(_Evaluator(text).value(tree.body))
     except ZeroDivisionError:
         raise ValueError(f"{expression!r} divides by zero") from None
     except RecursionError:
@@ -80,25 +80,25 @@ def calculator(expression: str) -> str:
 
 def _python_notation(expression: str) -> str:
     text = expression.strip().rstrip("=").strip()
-    for sign, python in (("×", "*"), ("÷", "/"), ("−", "-"), ("^", "**"), ("$", ""), ("€", "")):
-        text = text.replace(sign, python)
+    for symbol, python in (("×", "*"), ("÷", "/"), ("−", "-"), ("^", "**"), ("$", ""), ("€", "")):
+        text = text.replace(symbol, python)
     # A comma between digit groups is a thousands separator, but not inside a function's arguments.
     if not re.search(r"[a-z]\(", text):
         text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
     return re.sub(r"(\d+(?:\.\d+)?)\s*%(?!\s*[\d(.])", r"(\1/100)", text)
 
 
-class _Reader:
-    """Evaluates the syntax tree of a text."""
+class _Evaluator:
+    """Evaluates the syntax tree of an expression."""
 
     def __init__(self, text: str) -> None:
         self._text = text
 
     def value(self, node: ast.expr) -> Fraction:
-        """The number that a part of the expression comes to."""
+        """Evaluate a node of the tree."""
         match node:
             case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
-                return _bounded(self._decimals(node) if isinstance(number, float) else Fraction(number))
+                return _bounded(self._exact_decimal(node) if isinstance(number, float) else Fraction(number))
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return -self.value(operand)
             case ast.UnaryOp(op=ast.UAdd(), operand=operand):
@@ -111,13 +111,13 @@ class _Reader:
                 return _bounded(Fraction(_FUNCTIONS[name](*map(self.value, arguments))))
         raise ValueError(f"only arithmetic is evaluated, not {ast.get_source_segment(self._text, node)!r}")
 
-    def _decimals(self, node: ast.Constant) -> Fraction:
-        """A decimal number as it is written: 0.1 is one tenth and not the nearest binary fraction."""
+    def _exact_decimal(self, node: ast.Constant) -> Fraction:
+        """Read a decimal literal exactly: 0.1 is one tenth, not the nearest binary fraction."""
         try:
             number = Decimal((ast.get_source_segment(self._text, node) or "").replace("_", ""))
-        except InvalidOperation:  # of an exponent that no decimal may have
+        except InvalidOperation:  # its exponent is out of range
             raise ValueError("a number is too large or too small") from None
-        if number and abs(number.adjusted()) > _LARGEST_EXPONENT:
+        if number and abs(number.adjusted()) > _MAX_EXPONENT:
             raise ValueError(f"a number is too {'large' if number.adjusted() > 0 else 'small'}")
         return Fraction(number)
 
@@ -125,20 +125,20 @@ class _Reader:
 def _rounded(value: Fraction, digits: Fraction | None) -> Fraction:
     if digits is None:
         return Fraction(round(value))
-    if digits.denominator != 1 or abs(digits) > _LARGEST_EXPONENT:
-        raise ValueError(f"numbers are rounded to a whole number of digits, at most {_LARGEST_EXPONENT}")
+    if digits.denominator != 1 or abs(digits) > _MAX_EXPONENT:
+        raise ValueError(f"numbers are rounded to a whole number of digits, at most {_MAX_EXPONENT}")
     return Fraction(round(value, int(digits)))
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
-    if abs(exponent) > _LARGEST_EXPONENT or _bits(base) * abs(exponent) > _LARGEST_BITS:
+    if abs(exponent) > _MAX_EXPONENT or _bits(base) * abs(exponent) > _MAX_BITS:
         raise ValueError("the power is too large")
     if exponent == Fraction(1, 2):
         return _square_root(base)
     if exponent.denominator != 1:
         if base < 0:
             raise ValueError("a negative number has no real power with a fractional exponent")
-        return _of_float(float(base) ** float(exponent))
+        return _from_float(float(base) ** float(exponent))
     return base ** int(exponent)
 
 
@@ -146,17 +146,17 @@ def _square_root(value: Fraction) -> Fraction:
     if value < 0:
         raise ValueError("a negative number has no real square root")
     exact = Fraction(math.isqrt(value.numerator), math.isqrt(value.denominator))
-    return exact if exact * exact == value else _of_float(math.sqrt(value))
+    return exact if exact * exact == value else _from_float(math.sqrt(value))
 
 
-def _of_float(value: float) -> Fraction:
+def _from_float(value: float) -> Fraction:
     if not math.isfinite(value):
         raise ValueError("a number is too large")
     return Fraction(str(value))
 
 
 def _bounded(value: Fraction) -> Fraction:
-    if _bits(value) > _LARGEST_BITS:
+    if _bits(value) > _MAX_BITS:
         raise ValueError("a number is too large, or has too many digits")
     return value
 
@@ -171,4 +171,4 @@ def _decimal(value: Fraction) -> str:
     with localcontext() as context:
         context.prec = _DIGITS
         result = (Decimal(value.numerator) / Decimal(value.denominator)).normalize()
-    return f"{result:f}" if result.adjusted() >= -_MOST_ZEROS else f"{result:E}"
+    return f"{result:f}" if result.adjusted() >= -_MAX_ZEROS else f"{result:E}"

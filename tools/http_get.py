@@ -1,7 +1,7 @@
-"""Fetches a page from hosts that are allowed, and from no private address.
+"""Fetch a page from allowed hosts, and from no private address.
 
-One deadline holds over resolving, connecting, redirects and reading; what is read is bounded before and after it is
-unpacked. The address that was looked at is the one that is connected to, and proxies of the environment are not used.
+One timeout covers name resolution, connecting, redirects and reading. Size limits hold before and after decompression.
+The client connects to the address that was checked, and ignores the environment's proxies.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ import httpx
 import webencodings
 from langchain_core.tools import BaseTool
 
-from lookahead_agent.agents.tool_use import LONGEST_RESULT, cut, make_tool
+from lookahead_agent.agents.tool_use import MAX_RESULT_LENGTH, cut, make_tool
 from lookahead_agent.engines import background
 
-_MOST_REDIRECTS = 5
-_USUAL_PORTS = frozenset({80, 443})
-# IPv6 addresses of hosts lie in this network. Addresses outside of it are local, or carry IPv4 addresses.
-_IPV6_HOSTS = ipaddress.IPv6Network("2000::/3")
-# These parts of it are for protocols (Teredo, ORCHID, AMT), for documentation, or carry IPv4 addresses (6to4).
-_NO_IPV6_HOSTS = [ipaddress.IPv6Network(text) for text in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")]
-# Python's `is_global` lets these pass: protocols, AS112, AMT, and relays to 6to4.
-_NO_IPV4_HOSTS = [
+_MAX_REDIRECTS = 5
+_DEFAULT_PORTS = frozenset({80, 443})
+# Global unicast IPv6 addresses. Addresses outside are local or embed IPv4 addresses.
+_GLOBAL_IPV6 = ipaddress.IPv6Network("2000::/3")
+# Its special-purpose blocks: protocols (Teredo, ORCHID, AMT), documentation, embedded IPv4 addresses (6to4).
+_SPECIAL_IPV6 = [ipaddress.IPv6Network(text) for text in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")]
+# Special-purpose blocks that `is_global` accepts: protocols, AS112, AMT, and 6to4 relays.
+_SPECIAL_IPV4 = [
     ipaddress.IPv4Network(text)
     for text in ("192.0.0.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.175.48.0/24")
 ]
-_TEXTS = frozenset({"application/json", "application/xml", "application/xhtml+xml"})
+_TEXT_TYPES = frozenset({"application/json", "application/xml", "application/xhtml+xml"})
 _CHARSET = re.compile(r""";\s*charset\s*=\s*["']?([\w.:-]{1,40})""", re.IGNORECASE)
 Resolve = Callable[[str, int], list[str]]
-"""Addresses of a host and port."""
+"""Returns the addresses of a host and port."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 @dataclass(frozen=True)
 class HttpLimits:
-    """What a request may cost.
+    """Limits of one request.
 
     Attributes:
-        seconds: Time for all of it: names, connections, redirects and pages.
-        size: Bytes that are read of a page, and that it may come to when it is unpacked.
-        text: Characters of it that are returned, at most 50,000.
+        seconds: Timeout of the whole request: name resolution, connections, redirects and pages.
+        size: Maximum number of bytes of a page, both before and after decompression.
+        text: Maximum number of characters that are returned, up to 50,000.
     """
 
     seconds: float = 10.0
@@ -57,10 +57,10 @@ class HttpLimits:
 
 
 def resolve(host: str, port: int) -> list[str]:
-    """Addresses of a host.
+    """Look up the addresses of a host.
 
     Raises:
-        ValueError: It has none.
+        ValueError: The host has no address.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -69,20 +69,20 @@ def resolve(host: str, port: int) -> list[str]:
     return [str(entry[4][0]) for entry in found]
 
 
-async def _resolved(resolving: Resolve, host: str, port: int) -> list[str]:
-    """Addresses of a host.
+async def _lookup(resolving: Resolve, host: str, port: int) -> list[str]:
+    """Look up a host with `resolving`.
 
-    The system's resolver cannot be interrupted: it is left behind in a thread, which ends when that gives up.
+    The system's resolver cannot be interrupted. On a timeout its daemon thread runs on until the resolver gives up.
     """
     try:
-        found = await background.in_daemon_thread(lambda: resolving(host, port))
+        addresses = await background.in_daemon_thread(lambda: resolving(host, port))
     except RuntimeError as error:
         raise ValueError(f"the host {host!r} cannot be looked up now: {error}") from error
     except Exception as error:
         raise ValueError(f"the host {host!r} cannot be looked up: {error}") from error
-    if not found:
+    if not addresses:
         raise ValueError(f"there is no host {host!r}")
-    return found
+    return addresses
 
 
 def fetch(
@@ -95,25 +95,25 @@ def fetch(
     public: Callable[[Address], bool] | None = None,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> str:
-    """The text of a page.
+    """Fetch the text of a page.
 
     Args:
         url: An http:// or https:// address.
-        allowed: Hosts that may be asked at the ports 80 and 443; ".example.org" allows all below it, and
-            "example.org:8080" that port alone.
-        limits: What it may cost.
-        first_character: From which character of the page's text, from 1.
-        resolving: Finds the addresses of a host.
-        public: Whether an address may be connected to; None: those that hosts of the public internet have.
-        transport: Replaces the network, for tests.
+        allowed: Hosts that may be fetched at port 80 or 443. ".example.org" allows all its subdomains, and
+            "example.org:8080" only that port.
+        limits: Limits of the request.
+        first_character: First character of the page's text, from 1.
+        resolving: Looks up the addresses of a host.
+        public: Whether an address may be connected to; None: `is_public`.
+        transport: Replaces the network in tests.
 
     Raises:
-        ValueError: The address is not allowed, or the page cannot be had; the message says which.
+        ValueError: The address is not allowed, or the page cannot be fetched. The message says which.
     """
     limits = limits or HttpLimits()
-    names = [_Allowed.read(name) for name in allowed]
+    patterns = [_AllowedHosts.parse(name) for name in allowed]
     try:
-        page = background.run(_page(httpx.URL(url), names, limits, resolving, public or is_public, transport))
+        page = background.run(_page(httpx.URL(url), patterns, limits, resolving, public or is_public, transport))
     except (httpx.InvalidURL, UnicodeError) as error:
         raise ValueError(f"this is no address: {error}") from error
     except OSError as error:
@@ -121,9 +121,9 @@ def fetch(
     text = _decoded(page.data, page.content_type)
     if page.kind in ("text/html", "application/xhtml+xml"):
         text = _visible(text)
-    # Room for the line that says how to go on.
-    most, left_out = min(limits.text, LONGEST_RESULT - 200), max(0, first_character - 1)
-    text = cut(text[left_out:], f"fetch it again from first_character={left_out + most + 1}", most)
+    # 200 characters are reserved for the truncation notice.
+    most, skipped = min(limits.text, MAX_RESULT_LENGTH - 200), max(0, first_character - 1)
+    text = cut(text[skipped:], f"fetch it again from first_character={skipped + most + 1}", most)
     return text or page.instead
 
 
@@ -131,7 +131,7 @@ def fetch(
 class _Page:
     data: bytes
     content_type: str
-    instead: str  # of a text, where it has none
+    instead: str  # returned for a page without text
 
     @property
     def kind(self) -> str:
@@ -140,81 +140,81 @@ class _Page:
 
 async def _page(
     target: httpx.URL,
-    allowed: Collection[_Allowed],
+    allowed: Collection[_AllowedHosts],
     limits: HttpLimits,
     resolving: Resolve,
     public: Callable[[Address], bool],
     transport: httpx.AsyncBaseTransport | None,
 ) -> _Page:
-    late = ""
+    timeout_message = ""
     try:
-        # httpx's own time-outs are of single reads.
+        # httpx's timeouts cover single reads only.
         async with (
             asyncio.timeout(limits.seconds),
             httpx.AsyncClient(timeout=None, transport=transport, trust_env=False) as client,
         ):
-            for _ in range(_MOST_REDIRECTS + 1):
-                host, port = _checked(target, allowed)
-                late = f"the host {host!r} was not found in time"
-                addresses = await _resolved(resolving, host, port)
-                late = f"{_short(target)} cannot be reached: the time is over"
+            for _ in range(_MAX_REDIRECTS + 1):
+                host, port = _checked_host(target, allowed)
+                timeout_message = f"the host {host!r} was not found in time"
+                addresses = await _lookup(resolving, host, port)
+                timeout_message = f"{_short(target)} cannot be reached: the time is over"
                 checked = [_checked_address(host, address, public) for address in addresses]
-                async with aclosing(await _answer(client, target, host, port, checked)) as response:
+                async with aclosing(await _send(client, target, host, port, checked)) as response:
                     if response.has_redirect_location:
                         target = target.join(response.headers["Location"])
                         continue
                     if response.is_error:
                         raise ValueError(f"{_short(target)} answered {response.status_code}")
                     instead = f"({_short(target)} answered {response.status_code}, without text)"
-                    return await _read(response, limits.size, "" if response.is_success else instead)
+                    return await _read_body(response, limits.size, "" if response.is_success else instead)
     except (TimeoutError, httpx.TimeoutException):
-        raise ValueError(late) from None
+        raise ValueError(timeout_message) from None
     except (httpx.HTTPError, httpx.StreamError) as error:
         raise ValueError(f"{_short(target)} cannot be reached: {str(error)[:500] or type(error).__name__}") from error
-    raise ValueError(f"more than {_MOST_REDIRECTS} redirects")
+    raise ValueError(f"more than {_MAX_REDIRECTS} redirects")
 
 
 @dataclass(frozen=True)
-class _Allowed:
-    """Hosts that may be asked: one, or those below it, at one port or the usual ones."""
+class _AllowedHosts:
+    """A pattern of allowed hosts: one host or its subdomains, at one port or the default ports."""
 
     host: str
-    below: bool
+    subdomains: bool
     port: int | None
 
     @classmethod
-    def read(cls, name: str) -> _Allowed:
-        """Read "example.org", ".example.org", "example.org:8080", "::1" or "[::1]:8080".
+    def parse(cls, name: str) -> _AllowedHosts:
+        """Parse "example.org", ".example.org", "example.org:8080", "::1" or "[::1]:8080".
 
         Raises:
-            ValueError: It is none of these.
+            ValueError: The name has none of these forms.
         """
-        below = name.startswith(".")
+        subdomains = name.startswith(".")
         text = name.removeprefix(".").rstrip(".")
         text = f"[{text}]" if text.count(":") > 1 and not text.startswith("[") else text
         try:
-            # A port that is http's own would be left out of an http:// address.
+            # With the scheme http, httpx would drop port 80.
             url = httpx.URL(f"none://{text}")
         except (httpx.InvalidURL, UnicodeError) as error:
             raise ValueError(f"{name[:200]!r} is no host: {error}") from error
         wrong_port = url.port is not None and not 0 < url.port < 1 << 16
         if not url.host or url.path.strip("/") or url.query or url.fragment or url.userinfo or wrong_port:
             raise ValueError(f"{name[:200]!r} is no host: name it as example.org, .example.org or example.org:8080")
-        return cls(_name(url), below, url.port)
+        return cls(_hostname(url), subdomains, url.port)
 
     def allows(self, host: str, port: int) -> bool:
-        """Whether a host may be asked at a port."""
-        if port not in (_USUAL_PORTS if self.port is None else {self.port}):
+        """Whether a host may be fetched at a port."""
+        if port not in (_DEFAULT_PORTS if self.port is None else {self.port}):
             return False
-        return host.endswith(f".{self.host}") if self.below else host == self.host
+        return host.endswith(f".{self.host}") if self.subdomains else host == self.host
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return ("." if self.below else "") + host + ("" if self.port is None else f":{self.port}")
+        return ("." if self.subdomains else "") + host + ("" if self.port is None else f":{self.port}")
 
 
-def _name(url: httpx.URL) -> str:
-    """An address's host as it goes over the wire: small letters, IDNA, without a closing dot."""
+def _hostname(url: httpx.URL) -> str:
+    """Return a URL's host in wire form: lower case, IDNA, without a trailing dot."""
     host = url.raw_host.decode("ascii").lower().removesuffix(".")
     return str(ipaddress.IPv6Address(host)) if ":" in host else host
 
@@ -224,9 +224,9 @@ def _short(url: httpx.URL) -> str:
     return text if len(text) <= 500 else f"{text[:500]}…"
 
 
-def _checked(url: httpx.URL, allowed: Collection[_Allowed]) -> tuple[str, int]:
-    """The host and port of an address that may be fetched."""
-    host = _name(url)
+def _checked_host(url: httpx.URL, allowed: Collection[_AllowedHosts]) -> tuple[str, int]:
+    """Return the host and port of a URL that may be fetched."""
+    host = _hostname(url)
     if url.scheme not in ("http", "https") or not host:
         raise ValueError(f"{_short(url)!r} is not an http:// or https:// address")
     if url.userinfo:
@@ -236,23 +236,23 @@ def _checked(url: httpx.URL, allowed: Collection[_Allowed]) -> tuple[str, int]:
         raise ValueError(f"{_short(url)!r} has a port that is none")
     if not any(name.allows(host, port) for name in allowed):
         names = ", ".join(sorted(map(str, allowed)))
-        at = "" if port in _USUAL_PORTS else f" at the port {port}"
+        at = "" if port in _DEFAULT_PORTS else f" at the port {port}"
         raise ValueError(f"the host {host[:300]!r} is not allowed{at}; allowed are {names}")
     return host, port
 
 
 def is_public(ip: Address) -> bool:
-    """Whether hosts of the public internet have such addresses: none that is local, for protocols or documentation."""
+    """Whether an address can be a public host's: not local, and not reserved for protocols or documentation."""
     if isinstance(ip, ipaddress.IPv4Address):
-        return ip.is_global and not ip.is_multicast and not any(ip in network for network in _NO_IPV4_HOSTS)
-    return ip in _IPV6_HOSTS and ip.scope_id is None and not any(ip in network for network in _NO_IPV6_HOSTS)
+        return ip.is_global and not ip.is_multicast and not any(ip in network for network in _SPECIAL_IPV4)
+    return ip in _GLOBAL_IPV6 and ip.scope_id is None and not any(ip in network for network in _SPECIAL_IPV6)
 
 
 def _checked_address(host: str, address: str, public: Callable[[Address], bool]) -> str:
-    """The address, or the IPv4 address that it carries, if that is public.
+    """Return the address, or the IPv4 address that it embeds.
 
     Raises:
-        ValueError: It is not.
+        ValueError: The address is not public.
     """
     ip = ipaddress.ip_address(address)
     ip = getattr(ip, "ipv4_mapped", None) or ip
@@ -261,10 +261,10 @@ def _checked_address(host: str, address: str, public: Callable[[Address], bool])
     return str(ip)
 
 
-async def _answer(
+async def _send(
     client: httpx.AsyncClient, url: httpx.URL, host: str, port: int, addresses: list[str]
 ) -> httpx.Response:
-    """The answer of the first of a host's addresses that can be connected to."""
+    """Send the request to the first of a host's addresses that accepts a connection."""
     headers = {
         "Host": url.netloc.decode("ascii"),
         "User-Agent": "lookahead-agent",
@@ -282,22 +282,22 @@ async def _answer(
     raise AssertionError("a host has an address")
 
 
-async def _read(response: httpx.Response, most: int, instead: str) -> _Page:
+async def _read_body(response: httpx.Response, limit: int, instead: str) -> _Page:
     page = _Page(b"", response.headers.get("Content-Type", "text/plain"), instead)
-    if not page.kind.startswith("text/") and page.kind not in _TEXTS:
+    if not page.kind.startswith("text/") and page.kind not in _TEXT_TYPES:
         raise ValueError(f"the page is of type {page.kind[:100]}, which is no text")
     data = bytearray()
-    async for piece in _unpacked(response, most):
+    async for piece in _decompressed(response, limit):
         data += piece
-        if len(data) > most:
-            raise ValueError(f"the page is longer than {most} bytes")
+        if len(data) > limit:
+            raise ValueError(f"the page is longer than {limit} bytes")
     return replace(page, data=bytes(data))
 
 
 def _decoded(data: bytes, content_type: str) -> str:
-    """The page as text, by its byte order mark or its charset; UTF-8 if that is none of the web's.
+    """Decode a page by its byte order mark or its charset, or as UTF-8 if the web has no such charset.
 
-    Python has other codecs, which do not decode text (zlib, rot13) or take hours for a megabyte of it (punycode).
+    Python's other codecs do not decode text (zlib, rot13) or take hours for a megabyte (punycode).
     """
     found = _CHARSET.search(content_type)
     encoding = webencodings.lookup(found[1]) if found else None
@@ -305,29 +305,29 @@ def _decoded(data: bytes, content_type: str) -> str:
     return text
 
 
-async def _unpacked(response: httpx.Response, most: int) -> AsyncIterator[bytes]:
-    """The page's bytes, of which no piece is much longer than what may be read."""
-    packed = response.headers.get("Content-Encoding", "identity").strip().lower()
-    if packed in ("identity", ""):
+async def _decompressed(response: httpx.Response, limit: int) -> AsyncIterator[bytes]:
+    """Yield a page's bytes, in pieces that are not much longer than `limit`."""
+    encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding in ("identity", ""):
         async for piece in response.aiter_raw():
             yield piece
         return
-    if packed not in ("gzip", "x-gzip", "deflate"):
-        raise ValueError(f"the page is packed as {packed[:100]}, which was not asked for")
-    # 32: gzip's or zlib's own beginning says which of the two it is.
+    if encoding not in ("gzip", "x-gzip", "deflate"):
+        raise ValueError(f"the page is packed as {encoding[:100]}, which was not asked for")
+    # 32: zlib detects by the header whether the data is gzip or zlib.
     decoder = zlib.decompressobj(32 + zlib.MAX_WBITS)
     read = 0
     try:
         async for piece in response.aiter_raw():
-            # Also what comes to nothing when it is unpacked.
+            # Count compressed bytes too: some decompress to nothing.
             read += len(piece)
-            if read > most:
-                raise ValueError(f"the page is longer than {most} bytes")
-            yield decoder.decompress(piece, most + 1)
+            if read > limit:
+                raise ValueError(f"the page is longer than {limit} bytes")
+            yield decoder.decompress(piece, limit + 1)
             if decoder.unconsumed_tail:
-                raise ValueError(f"the page is longer than {most} bytes")
+                raise ValueError(f"the page is longer than {limit} bytes")
             if decoder.eof:
-                return  # what follows is none of the page's
+                return  # trailing data is not part of the page
         yield decoder.flush()
     except zlib.error as error:
         raise ValueError(f"the page cannot be unpacked: {error}") from error
@@ -341,10 +341,10 @@ _BREAKS = frozenset({
 
 
 def _visible(html: str) -> str:
-    """What a reader sees of a page, a line for each block."""
+    """Extract the visible text of a page, one line per block element."""
     from lxml import etree
 
-    # libxml2 goes 256 elements deep and leaves the rest out, so that no page takes long.
+    # libxml2 stops at a depth of 256 elements and drops the rest, which bounds the parsing time.
     parser = etree.HTMLParser(encoding="utf-8", no_network=True, remove_comments=True, remove_pis=True)
     try:
         tree = etree.fromstring(html.encode(), parser)
@@ -361,26 +361,26 @@ def _visible(html: str) -> str:
             hidden += element.tag in _HIDDEN
         else:
             hidden -= element.tag in _HIDDEN
-        said = element.text if event == "start" else element.tail
-        if said and not hidden:
-            pieces.append(said)
+        text = element.text if event == "start" else element.tail
+        if text and not hidden:
+            pieces.append(text)
     lines = (" ".join(line.split()) for line in "".join(pieces).splitlines())
     return "\n".join(line for line in lines if line)
 
 
 def make_http_tool(allowed: Collection[str], limits: HttpLimits | None = None) -> BaseTool:
-    """The tool `http_get` for some hosts.
+    """Create the tool `http_get` for some hosts.
 
     Args:
         allowed: See `fetch`.
-        limits: What a request may cost.
+        limits: Limits of each request.
 
     Raises:
-        ValueError: No host, or a name that is none.
+        ValueError: `allowed` is empty or has an invalid name.
     """
     if not allowed:
         raise ValueError("name the hosts that may be asked")
-    names = ", ".join(sorted(str(_Allowed.read(name)) for name in allowed))
+    names = ", ".join(sorted(str(_AllowedHosts.parse(name)) for name in allowed))
 
     description = f"Fetch a web page as text, from a character of it on. Allowed hosts: {names}."
 

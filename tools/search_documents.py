@@ -1,10 +1,10 @@
-"""Searches a folder of documents (text, Markdown, PDF) by words and, if a model is given, by meaning.
+"""Search a folder of documents (text, Markdown, PDF) by words and, with an embedding model, by meaning.
 
-Passages are cited by file and line, PDF pages by page; long lines and pages are several passages. Words are ranked by
-BM25 (bm25s); with sentence embeddings too, the two rankings are fused, so that a passage that either finds is found.
+Passages are cited by file and line, PDF pages by page. Long lines and pages are split into passages. BM25 (bm25s) ranks
+by words. With sentence embeddings, rank fusion returns the passages that either ranking finds.
 
-Documents may be somebody else's: links are not followed, only regular files are read, as far as 20 MiB, and a PDF is
-read in a process of its own, which has 20 seconds and 512 MiB.
+Documents may be untrusted: links are not followed, and only regular files of at most 20 MiB are read. A PDF is parsed
+in a process of its own, with a limit of 20 seconds and 512 MiB.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from lookahead_agent.sandbox.working_folder import read_regular
 
 logger = logging.getLogger(__name__)
 
-_TEXTS = frozenset({".txt", ".md", ".markdown", ".rst", ".csv"})
+_TEXT_SUFFIXES = frozenset({".txt", ".md", ".markdown", ".rst", ".csv"})
 _LINES = 12
 _OVERLAP = 3
-_LONGEST_PASSAGE = 4_000
-_LONGEST_QUESTION = 10_000
-_LARGEST = 20 << 20
+_MAX_PASSAGE_LENGTH = 4_000
+_MAX_QUESTION_LENGTH = 10_000
+_MAX_BYTES = 20 << 20
 _PDF_MEMORY = 512 << 20
 _PDF_TEXT = 16 << 20
-# Of reciprocal rank fusion: how little the very first ranks count for more than the next.
-_FUSION = 60
+# The constant k of reciprocal rank fusion: a larger k gives the first ranks less weight.
+_RRF_K = 60
 
 Embed = Callable[[Sequence[str]], Any]
-"""Vectors of texts, shape (n, d), of length 1: such as `SentenceTransformer(…).encode` with normalize_embeddings."""
+"""Returns vectors of length 1, shape (n, d), as `SentenceTransformer(…).encode` does with normalize_embeddings."""
 
 
 @dataclass(frozen=True)
 class SearchLimits:
-    """What reading a folder may cost.
+    """Limits of reading a folder.
 
     Attributes:
-        documents: Documents that are read.
-        pdf_seconds: Time that a PDF may take.
+        documents: Maximum number of documents.
+        pdf_seconds: Timeout of one PDF.
     """
 
     documents: int = 10_000
@@ -59,9 +59,9 @@ class Passage:
     """A piece of a document.
 
     Attributes:
-        source: Where it is: "notes/tea.md:13-24", or "manual.pdf, page 3"; with ", characters 4,001-8,000" if it is a
-            part of a line or page that is longer.
-        text: What it says.
+        source: Location: "notes/tea.md:13-24", or "manual.pdf, page 3"; with ", characters 4,001-8,000" if it is a part
+            of a longer line or page.
+        text: Content.
     """
 
     source: str
@@ -69,26 +69,25 @@ class Passage:
 
 
 class DocumentIndex:
-    """Passages of a folder, ready to be searched.
+    """A search index of a folder's passages.
 
     Args:
-        folder: Read with all folders in it, up to 10,000 documents. Files that are no text, links, and what is no
-            regular file are left out.
-        embed: Makes vectors of texts; None: by words alone.
-        limits: What reading the folder may cost.
+        folder: Read recursively, up to 10,000 documents. Other types of files, links and special files are skipped.
+        embed: Computes the vectors of texts; None: search by words only.
+        limits: Limits of reading the folder.
 
     Raises:
-        ValueError: There is no such folder, it cannot be read, or it has no documents.
+        ValueError: The folder does not exist, cannot be read, or has no documents.
     """
 
     def __init__(self, folder: str | Path, embed: Embed | None = None, limits: SearchLimits | None = None) -> None:
         limits = limits or SearchLimits()
         try:
             root = Path(folder).resolve()
-            there = root.is_dir()
-        except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a circle
+            exists = root.is_dir()
+        except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: a loop of links
             raise ValueError(f"the folder {Path(folder).name} cannot be opened: {error}") from None
-        if not there:
+        if not exists:
             raise ValueError(f"there is no folder {root.name}")
         self.passages = [
             passage
@@ -101,40 +100,40 @@ class DocumentIndex:
 
         texts = [passage.text for passage in self.passages]
         tokens = _tokens(texts)
-        # BM25 has no statistics of documents without a word, such as "!!!".
-        self._words = bm25s.BM25() if any(tokens.ids) else None
-        if self._words is not None:
-            self._words.index(tokens, show_progress=False)
+        # BM25 fails if no document has a word, such as "!!!".
+        self._bm25 = bm25s.BM25() if any(tokens.ids) else None
+        if self._bm25 is not None:
+            self._bm25.index(tokens, show_progress=False)
         self._embed = embed
         self._vectors = embed(texts) if embed is not None else None
 
     def search(self, question: str, count: int = 4) -> list[Passage]:
-        """The passages that fit a question best, the best first.
+        """Return the passages that match a question best, the best first.
 
         Args:
             question: Words, or a question.
-            count: How many at most.
+            count: Maximum number of passages.
 
         Raises:
             ValueError: The question is empty, or longer than 10,000 characters.
         """
         if not question.strip():
             raise ValueError("say what to search for")
-        if len(question) > _LONGEST_QUESTION:
-            raise ValueError(f"the question is longer than {_LONGEST_QUESTION:,} characters")
+        if len(question) > _MAX_QUESTION_LENGTH:
+            raise ValueError(f"the question is longer than {_MAX_QUESTION_LENGTH:,} characters")
         scores: dict[int, float] = {}
         for ranking in (self._by_words(question), self._by_meaning(question)):
             for rank, number in enumerate(ranking):
-                scores[number] = scores.get(number, 0.0) + 1 / (_FUSION + rank)
+                scores[number] = scores.get(number, 0.0) + 1 / (_RRF_K + rank)
         best = sorted(scores, key=lambda number: -scores[number])[:count]
         return [self.passages[number] for number in best]
 
     def _by_words(self, question: str) -> list[int]:
         tokens = _tokens([question])
-        if self._words is None or not tokens.vocab:
+        if self._bm25 is None or not tokens.vocab:
             return []
-        most = min(50, len(self.passages))
-        numbers, scores = self._words.retrieve(tokens, k=most, show_progress=False)
+        limit = min(50, len(self.passages))
+        numbers, scores = self._bm25.retrieve(tokens, k=limit, show_progress=False)
         return [int(number) for number, score in zip(numbers[0], scores[0], strict=True) if score > 0]
 
     def _by_meaning(self, question: str) -> list[int]:
@@ -145,10 +144,10 @@ class DocumentIndex:
 
 
 def make_search_tool(folder: str | Path, embed: Embed | None = None, count: int = 4) -> BaseTool:
-    """The tool `search_documents` for one folder.
+    """Create the tool `search_documents` for one folder.
 
     Raises:
-        ValueError: There is no such folder, or it has no documents.
+        ValueError: The folder does not exist, or has no documents.
     """
     index = DocumentIndex(folder, embed)
 
@@ -164,7 +163,7 @@ def make_search_tool(folder: str | Path, embed: Embed | None = None, count: int 
 
 
 def _quoted(text: str) -> str:
-    """A passage none of whose lines can be taken for the source of another."""
+    """Indent lines that begin with "[", so that none can pass for the source of another passage."""
     return "\n".join(f" {line}" if line.startswith("[") else line for line in text.split("\n"))
 
 
@@ -174,28 +173,28 @@ def _tokens(texts: list[str]) -> Any:
     return bm25s.tokenize(texts, stopwords="en", show_progress=False)
 
 
-def _documents(root: Path, most: int) -> Iterator[Path]:
-    found = 0
+def _documents(root: Path, limit: int) -> Iterator[Path]:
+    count = 0
     for parent, folders, files in os.walk(root, followlinks=False):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(files):
             path = Path(parent, name)
-            known = path.suffix.lower() in _TEXTS or path.suffix.lower() == ".pdf"
+            known = path.suffix.lower() in _TEXT_SUFFIXES or path.suffix.lower() == ".pdf"
             if name.startswith(".") or not known:
                 continue
-            if found == most:
-                logger.warning("%s has more than %d documents: the others are left out", root.name, found)
+            if count == limit:
+                logger.warning("%s has more than %d documents: the others are left out", root.name, count)
                 return
-            found += 1
+            count += 1
             yield path
 
 
 def _passages(root: Path, path: Path, pdf_seconds: float) -> Iterator[Passage]:
     name = path.relative_to(root).as_posix()
-    if not name.isprintable():  # with a line break in its name, a file could be cited as another
+    if not name.isprintable():  # a line break in the name could forge another file's citation
         name = ascii(name)
     try:
-        data = read_regular(path, _LARGEST)
+        data = read_regular(path, _MAX_BYTES)
     except OSError as error:
         logger.warning("%s is left out: %s", name, error.strerror)
         return
@@ -213,7 +212,7 @@ def _passages(root: Path, path: Path, pdf_seconds: float) -> Iterator[Passage]:
     for first in range(0, max(1, len(lines) - _OVERLAP), _LINES - _OVERLAP):
         part = lines[first : first + _LINES]
         if any(line.strip() for line in part):
-            yield from _bounded(f"{name}:{first + 1}-{first + len(part)}", "\n".join(part).strip())
+            yield from _split(f"{name}:{first + 1}-{first + len(part)}", "\n".join(part).strip())
 
 
 def _pages(data: bytes, name: str, seconds: float) -> Iterator[Passage]:
@@ -228,23 +227,23 @@ def _pages(data: bytes, name: str, seconds: float) -> Iterator[Passage]:
     for result in finished.json_lines():
         match result:
             case {"page": int(number), "text": str(text)}:
-                # A font may say that its letters are lone surrogates, which no message can carry.
-                yield from _bounded(f"{name}, page {number}", text.encode(errors="replace").decode())
+                # A font may map letters to lone surrogates, which no message can carry.
+                yield from _split(f"{name}, page {number}", text.encode(errors="replace").decode())
             case {"problem": None}:
                 problem = None
-            case {"problem": str(said)}:
-                problem = ascii(said)[1:-1]
-    why = {"time": f"it takes more than {seconds:g} s", "output": "it has too much text"}
-    if (problem := why.get(finished.stopped or "", problem)) is not None:
+            case {"problem": str(reason)}:
+                problem = ascii(reason)[1:-1]
+    stop_reasons = {"time": f"it takes more than {seconds:g} s", "output": "it has too much text"}
+    if (problem := stop_reasons.get(finished.stopped or "", problem)) is not None:
         logger.warning("%s is left out from where it cannot be read: %s", name, problem)
 
 
-def _bounded(source: str, text: str) -> Iterator[Passage]:
-    """The passage, or several, where it is too long for one."""
-    if len(text) <= _LONGEST_PASSAGE:
+def _split(source: str, text: str) -> Iterator[Passage]:
+    """Yield the passage, split if it is too long."""
+    if len(text) <= _MAX_PASSAGE_LENGTH:
         yield Passage(source, text)
         return
-    for start in range(0, len(text), _LONGEST_PASSAGE):
-        part = text[start : start + _LONGEST_PASSAGE]
+    for start in range(0, len(text), _MAX_PASSAGE_LENGTH):
+        part = text[start : start + _MAX_PASSAGE_LENGTH]
         if part.strip():
             yield Passage(f"{source}, characters {start + 1:,}-{start + len(part):,}", part)

@@ -1,7 +1,7 @@
-"""Lets a model ask a SQLite database, and only ask: it can change nothing.
+"""Query a SQLite database, read-only, for a model.
 
-A statement runs in a process of its own, with 64 MiB of memory, that is ended when its time is over, also inside a
-function of SQLite that takes long.
+A statement runs in a process of its own, with 64 MiB of memory. The process is killed at the timeout, even inside a
+slow function of SQLite.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from pathlib import Path
 from langchain_core.tools import BaseTool
 
 from lookahead_agent import sandbox
-from lookahead_agent.agents.tool_use import LONGEST_RESULT, cut, make_tool
+from lookahead_agent.agents.tool_use import MAX_RESULT_LENGTH, cut, make_tool
 
 _MEMORY = 64 << 20
-# Of the line that says that there are more rows, and how a long header or row is cut.
-_REMARKS = 300
-_LONGEST_OUTPUT = 4 << 20
+# Characters for the notices about further rows and about a truncated header or row.
+_NOTICES = 300
+_MAX_OUTPUT = 4 << 20
 _REST = "select fewer columns, or parts of them with substr()"
-# For the start of the process, which is no time of the statement's.
-_START = 10.0
+# Seconds to start the process, besides the statement's timeout.
+_START_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class SqlLimits:
-    """What a question may cost.
+    """Limits of one statement.
 
     Attributes:
-        rows: Rows that are returned.
-        seconds: Time that a statement may take.
+        rows: Maximum number of rows.
+        seconds: Timeout of the statement.
     """
 
     rows: int = 50
@@ -40,38 +40,38 @@ class SqlLimits:
 
 
 def schema(database: Path) -> str:
-    """The tables and views of a database with their columns, a line each, at most 50,000 characters.
+    """Return the tables and views of a database with their columns, one per line, at most 50,000 characters.
 
     Raises:
-        ValueError: There is no such database, or it cannot be read now.
+        ValueError: The database does not exist, or cannot be read now.
     """
-    return cut(_asked(database, None, SqlLimits()), "SELECT name, sql FROM sqlite_master shows the others")
+    return cut(_run_worker(database, None, SqlLimits()), "SELECT name, sql FROM sqlite_master shows the others")
 
 
 def query(database: Path, statement: str, limits: SqlLimits | None = None) -> str:
-    """Carry out one SELECT.
+    """Run one SELECT statement.
 
     Args:
         database: SQLite file.
         statement: SQL, at most 100,000 characters.
-        limits: What it may cost.
+        limits: Limits of the statement.
 
     Returns:
-        A header and a line for each row, cells parted by " | ", each at most 500 characters, and 50,000 in all. A
+        A header and one line per row, at most 50,000 characters. " | " separates cells of at most 500 characters. A
         result of one value is that value alone.
 
     Raises:
-        ValueError: The statement is wrong, wants to change something, or takes too much time or memory, or the database
-            is gone, locked or broken; the message says which.
+        ValueError: The statement is invalid, would change something, or takes too much time or memory; or the database
+            is missing, locked or damaged. The message says which.
     """
-    return cut(_asked(database, statement, limits or SqlLimits()), _REST)
+    return cut(_run_worker(database, statement, limits or SqlLimits()), _REST)
 
 
 def make_sql_tool(database: str | Path, limits: SqlLimits | None = None) -> BaseTool:
-    """A tool for one database, whose description shows the model its tables.
+    """Create a tool for one database, whose description shows the model its tables.
 
     Raises:
-        ValueError: There is no such database, or it cannot be read now.
+        ValueError: The database does not exist, or cannot be read now.
     """
     path = Path(database)
     description = f"Ask the SQLite database with one SELECT statement. Its tables:\n{schema(path)}"
@@ -83,29 +83,29 @@ def make_sql_tool(database: str | Path, limits: SqlLimits | None = None) -> Base
     return sql
 
 
-def _asked(database: Path, statement: str | None, limits: SqlLimits) -> str:
-    """Ask in a process of its own: this one never opens the file, whatever it is."""
+def _run_worker(database: Path, statement: str | None, limits: SqlLimits) -> str:
+    """Run a statement in a worker process: this process never opens the file."""
     try:
         path = database.resolve()
-        there = path.is_file()
-    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a circle
+        exists = path.is_file()
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: a loop of links
         raise ValueError(f"the database {database.name} cannot be opened: {error}") from None
-    if not there:
+    if not exists:
         raise ValueError(f"there is no database {database.name}")
-    given = {
+    request = {
         "database": str(path),
         "statement": statement,
         "rows": limits.rows,
         "seconds": limits.seconds,
         "memory": _MEMORY,
-        "characters": LONGEST_RESULT - _REMARKS,
+        "characters": MAX_RESULT_LENGTH - _NOTICES,
     }
     try:
         finished = sandbox.run_child(
             [sys.executable, "-I", "-S", "-c", sandbox.program_text("sqlite_worker")],
-            json.dumps(given).encode(),
-            seconds=limits.seconds + _START,
-            output=_LONGEST_OUTPUT,
+            json.dumps(request).encode(),
+            seconds=limits.seconds + _START_SECONDS,
+            output=_MAX_OUTPUT,
             results=True,
         )
     except OSError as error:

@@ -1,1 +1,1 @@
-"""The library of the planner templates: nodes, tool calls, plans of calls, and calls that start early."""
+"""Support for the planner templates: middleware, tools, plans of tool calls, and early tool calls."""

@@ -1,4 +1,4 @@
-"""Tool calls that begin while their plan is still being written (LLMCompiler, arXiv 2312.04511, section 3.2)."""
+"""Tool calls that start while the planner still writes the plan (LLMCompiler, arXiv 2312.04511, section 3.2)."""
 
 import asyncio
 import threading
@@ -14,19 +14,19 @@ from langchain_core.tools import BaseTool
 from langgraph.errors import GraphBubbleUp
 
 from lookahead_agent.agents.planning import PlanMiddleware
-from lookahead_agent.agents.plans import plan_call, read_plan
+from lookahead_agent.agents.plans import parse_plan, plan_call
 from lookahead_agent.agents.prompts import lookahead_settings
 from lookahead_agent.agents.tool_results import ToolResultMiddleware
-from lookahead_agent.agents.turns import Asked, AsyncHandler, Handler
+from lookahead_agent.agents.turns import AsyncHandler, Handler, ModelCall
 
-MOST_CALLS = 8  # Early calls that run at the same time
+MAX_CALLS = 8  # Maximum number of concurrent early calls in `ask`
 
 
 class EarlyCallMiddleware(PlanMiddleware):
     """`PlanMiddleware` that streams the planner's reply and starts calls as soon as their lines are complete.
 
-    Early calls go to the tools themselves, past the agent's tool node and the caller's `wrap_tool_call` middleware.
-    The tool node makes a call again that fails so, or that asks a person. Tools named in `later` never start early.
+    Early calls run the tools directly, past the agent's tool node and the caller's `wrap_tool_call` middleware. The
+    tool node repeats an early call that fails or interrupts to ask a person. Tools in `later` never start early.
     """
 
     def __init__(self, tools: Sequence[BaseTool], *, later: Collection[str] = (), **more: Any) -> None:
@@ -37,55 +37,55 @@ class EarlyCallMiddleware(PlanMiddleware):
             if name not in later and (tool.metadata or {}).get("readOnlyHint") is not False and not _is_injected(tool)
         }
 
-    def ask(self, asked: Asked, handler: Handler) -> ModelResponse[Any]:
-        """Ask the model; a plan's calls run meanwhile, and their messages follow the plan."""
-        if asked.plan is None:
-            return super().ask(asked, handler)
-        early, running = _EarlyCalls(self, asked), set[Future[None]]()
+    def ask(self, model_call: ModelCall, handler: Handler) -> ModelResponse[Any]:
+        """Call the model; a plan's tool calls run meanwhile, and their messages follow the plan."""
+        if model_call.plan is None:
+            return super().ask(model_call, handler)
+        early, futures = _PlanCalls(self, model_call), set[Future[None]]()
 
         def start(*, complete: bool = False) -> None:
-            for one in early.ready(complete=complete):
-                # With the context of the node: tools are traced where they belong.
-                running.add(threads.submit(copy_context().run, make, one))
+            for request in early.ready(complete=complete):
+                # The node's context lets tracing attribute tools to the node.
+                futures.add(threads.submit(copy_context().run, run, request))
 
-        def call(made: ToolCallRequest) -> Any:
-            return cast(BaseTool, made.tool).invoke(made.tool_call)
+        def invoke(request: ToolCallRequest) -> Any:
+            return cast(BaseTool, request.tool).invoke(request.tool_call)
 
-        def make(one: ToolCallRequest) -> None:
-            with suppress(GraphBubbleUp):  # it asks a person: the tool node's part
-                early.record(early.readable.wrap_tool_call(one, call))
+        def run(request: ToolCallRequest) -> None:
+            with suppress(GraphBubbleUp):  # it asks a person: the tool node repeats the call
+                early.record(early.tool_results.wrap_tool_call(request, invoke))
             start()
 
-        stream: Any = asked.request.model.stream(early.prompt, **asked.request.model_settings)
-        with ThreadPoolExecutor(MOST_CALLS, thread_name_prefix="early-call") as threads, closing(stream) as chunks:
+        stream: Any = model_call.request.model.stream(early.prompt, **model_call.request.model_settings)
+        with ThreadPoolExecutor(MAX_CALLS, thread_name_prefix="early-call") as threads, closing(stream) as chunks:
             for chunk in chunks:
                 early.read(chunk)
                 if "\n" in chunk.text:  # a line is complete
                     start()
             start(complete=True)
-            while any(not future.done() for future in list(running)):
-                wait(list(running))
+            while any(not future.done() for future in list(futures)):
+                wait(list(futures))
         return ModelResponse(result=early.messages())
 
-    async def aask(self, asked: Asked, handler: AsyncHandler) -> ModelResponse[Any]:
-        """`ask` in an event loop."""
-        if asked.plan is None:
-            return await super().aask(asked, handler)
-        early, running = _EarlyCalls(self, asked), set[asyncio.Task[None]]()
+    async def aask(self, model_call: ModelCall, handler: AsyncHandler) -> ModelResponse[Any]:
+        """Run `ask` in an event loop."""
+        if model_call.plan is None:
+            return await super().aask(model_call, handler)
+        early, tasks = _PlanCalls(self, model_call), set[asyncio.Task[None]]()
 
         def start(*, complete: bool = False) -> None:
-            for one in early.ready(complete=complete):
-                running.add(asyncio.create_task(make(one)))
+            for request in early.ready(complete=complete):
+                tasks.add(asyncio.create_task(run(request)))
 
-        async def call(made: ToolCallRequest) -> Any:
-            return await cast(BaseTool, made.tool).ainvoke(made.tool_call)
+        async def ainvoke(request: ToolCallRequest) -> Any:
+            return await cast(BaseTool, request.tool).ainvoke(request.tool_call)
 
-        async def make(one: ToolCallRequest) -> None:
+        async def run(request: ToolCallRequest) -> None:
             with suppress(GraphBubbleUp):
-                early.record(await early.readable.awrap_tool_call(one, call))
+                early.record(await early.tool_results.awrap_tool_call(request, ainvoke))
             start()
 
-        stream: Any = asked.request.model.astream(early.prompt, **asked.request.model_settings)
+        stream: Any = model_call.request.model.astream(early.prompt, **model_call.request.model_settings)
         try:
             async with aclosing(stream) as chunks:
                 async for chunk in chunks:
@@ -93,25 +93,25 @@ class EarlyCallMiddleware(PlanMiddleware):
                     if "\n" in chunk.text:
                         start()
             start(complete=True)
-            while any(not task.done() for task in list(running)):
-                await asyncio.wait(list(running))
+            while any(not task.done() for task in list(tasks)):
+                await asyncio.wait(list(tasks))
         finally:
-            for task in running:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
         return ModelResponse(result=early.messages())
 
 
-class _EarlyCalls:
-    """Which calls of a plan can start, and the results of those that went well."""
+class _PlanCalls:
+    """The calls of a plan that can start, and the results of successful calls."""
 
-    def __init__(self, middleware: EarlyCallMiddleware, asked: Asked) -> None:
-        assert asked.plan is not None
+    def __init__(self, middleware: EarlyCallMiddleware, model_call: ModelCall) -> None:
+        assert model_call.plan is not None
         self._middleware = middleware
-        self._plan, self._request = asked.plan, (request := asked.request)
+        self._plan, self._request = model_call.plan, (request := model_call.request)
         self.prompt = [*([request.system_message] if request.system_message is not None else []), *request.messages]
         exact = bool(lookahead_settings(request.model, node="planner"))
-        self.readable = ToolResultMiddleware(request.model, exact=exact)
+        self.tool_results = ToolResultMiddleware(request.model, exact=exact)
         self._reply = AIMessageChunk(content="")
         self._calls: dict[int, ToolCall] = {}
         self._results: dict[int, ToolMessage] = {}
@@ -122,42 +122,42 @@ class _EarlyCalls:
             self._reply += chunk
 
     def record(self, result: Any) -> None:
-        """Keep a result; a call that failed is left to the tool node."""
+        """Store a result; the tool node repeats a failed call."""
         if isinstance(result, ToolMessage) and result.status != "error":
             with self._lock:
                 numbers = {call["id"]: number for number, call in self._calls.items()}
                 self._results[numbers[result.tool_call_id]] = result
 
     def messages(self) -> list[BaseMessage]:
-        """The reply, and the calls that went well with their results."""
+        """Return the reply, and the successful calls with their results."""
         reply = AIMessage(**self._reply.model_dump(exclude={"type", "tool_call_chunks", "chunk_position"}))
-        made = sorted(self._results)
-        if not made:
+        numbers = sorted(self._results)
+        if not numbers:
             return [reply]
-        calls = AIMessage("", name="executor", tool_calls=[self._calls[number] for number in made])
-        return [reply, calls, *(self._results[number] for number in made)]
+        calls = AIMessage("", name="executor", tool_calls=[self._calls[number] for number in numbers])
+        return [reply, calls, *(self._results[number] for number in numbers)]
 
     def ready(self, *, complete: bool) -> list[ToolCallRequest]:
-        """The calls that can start now, each once; the last line of a reply that is not complete may go on."""
+        """Return the calls that can start now, each once; the last line of an incomplete reply may go on."""
         with self._lock:
             text = str(self._reply.text)
-            lines = read_plan(text if complete else text[: text.rfind("\n") + 1], self._middleware.by_name)
+            lines = parse_plan(text if complete else text[: text.rfind("\n") + 1], self._middleware.by_name)
             results = {number: message.text for number, message in self._results.items()}
-            found: list[ToolCallRequest] = []
+            requests: list[ToolCallRequest] = []
             for line in lines:
                 tool = self._middleware.early.get(line.tool or "")
                 if tool is None:
-                    break  # what stands behind a line that may write waits for it
+                    break  # later lines wait for a line that may write
                 if line.number in self._calls or not line.references <= results.keys():
                     continue
                 if (arguments := line.filled(results)) is not None:
                     call = plan_call(self._plan, line.number, tool.name, arguments)
                     self._calls[line.number] = call
-                    given = ToolCallRequest(call, tool, self._request.state, self._request.runtime)  # type: ignore[arg-type]
-                    found.append(given)
-            return found
+                    request = ToolCallRequest(call, tool, self._request.state, self._request.runtime)  # type: ignore[arg-type]
+                    requests.append(request)
+            return requests
 
 
 def _is_injected(tool: BaseTool) -> bool:
-    """Whether the tool takes arguments that only the agent's tool node can give, such as its runtime."""
+    """Whether the tool takes arguments that only the agent's tool node injects, such as its runtime."""
     return bool(set(getattr(tool.get_input_schema(), "model_fields", ())) - set(tool.args))

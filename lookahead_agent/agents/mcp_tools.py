@@ -1,7 +1,7 @@
-"""Tools of MCP servers as LangChain's: MCP's own client with an adapter.
+"""Tools of MCP servers as LangChain tools, by an adapter for MCP's own client.
 
-`langchain-mcp-adapters` up to 0.3.2 needs `mcp` below 2, and vLLM 0.32 brings `mcp` 2, so that the two cannot be
-installed together.
+`langchain-mcp-adapters` up to 0.3.2 needs `mcp` below 2. vLLM 0.32 needs `mcp` 2, so the two cannot be installed
+together.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
-_STARTING = 30.0  # Seconds for a server to start and to name its tools
-_CALLING = 120.0  # Seconds for a call
-_SAID = 500
+_START_TIMEOUT = 30.0  # Seconds for a server to start and to list its tools
+_TIMEOUT = 120.0  # Seconds for a call
+_STDERR_LENGTH = 500
 
 
 class McpServer(BaseModel):
-    """An entry of `mcpServers`: a program that speaks over its standard streams, or an address."""
+    """An entry of `mcpServers`: a program that serves over its standard streams, or a URL."""
 
     command: str | None = None
     args: list[str] = Field(default_factory=list)
-    env: dict[str, str] = Field(default_factory=dict)  # beside what every program needs
-    cwd: str | None = None  # the folder in which it runs
-    url: str | None = None  # of a server that runs already
+    env: dict[str, str] = Field(default_factory=dict)  # besides the variables that every program needs
+    cwd: str | None = None  # working directory
+    url: str | None = None  # of a running server
     type: Literal["stdio", "http", "streamable-http", "streamable_http", "sse"] | None = None
-    headers: dict[str, str] = Field(default_factory=dict)  # of requests to the address
+    headers: dict[str, str] = Field(default_factory=dict)  # of requests to the URL
 
 
 class _McpFile(BaseModel):
@@ -54,20 +54,20 @@ class _McpFile(BaseModel):
 
 
 def read_servers(file: Path) -> dict[str, McpServer]:
-    """The servers of an `mcpServers` file by name, with `${NAME}` and `${NAME:-default}` from the environment.
+    """Read the servers of an `mcpServers` file by name, with `${NAME}` and `${NAME:-default}` from the environment.
 
     Raises:
-        ConfigurationError: There is no such file, it is not of that form, a variable is not set, or a server has
-            neither a command nor an address, or both.
+        ConfigurationError: The file does not exist or is invalid, a variable is not set, or a server has neither a
+            command nor a URL, or both.
     """
     try:
-        given = json.loads(file.read_text(encoding="utf-8"))
-        servers = _McpFile.model_validate(_expanded(given)).mcpServers
+        content = json.loads(file.read_text(encoding="utf-8"))
+        servers = _McpFile.model_validate(_expanded(content)).mcpServers
     except OSError as error:
         raise ConfigurationError(f"{file} cannot be read: {error.strerror}") from None
     except ValidationError as error:
         raise ConfigurationError(f"{file.name}: {validation_message(error)}") from None
-    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, or a variable that is not set
+    except (ValueError, RecursionError) as error:  # invalid JSON or UTF-8, or a variable that is not set
         raise ConfigurationError(f"{file.name}: {error}") from None
     for name, server in servers.items():
         if (server.command is None) == (server.url is None):
@@ -83,9 +83,9 @@ def _expanded(value: Any) -> Any:
     return {key: _expanded(part) for key, part in value.items()} if isinstance(value, dict) else value
 
 
-def _variable(found: re.Match[str]) -> str:
-    if (text := os.environ.get(found[1], found[2])) is None:
-        raise ValueError(f"the environment variable {found[1]} is not set")
+def _variable(match: re.Match[str]) -> str:
+    if (text := os.environ.get(match[1], match[2])) is None:
+        raise ValueError(f"the environment variable {match[1]} is not set")
     return text
 
 
@@ -93,8 +93,8 @@ def _variable(found: re.Match[str]) -> str:
 def open_mcp_tools(servers: Mapping[str, McpServer]) -> Iterator[list[tuple[str, BaseTool]]]:
     """Connect to servers, and close the connections at the end.
 
-    Yields the tools, each with its server's name; their metadata are MCP's annotations, such as `readOnlyHint`. They
-    work in `invoke` and in `ainvoke` of any loop. Calls of a server that has ended fail, with a result that says so.
+    Yields the tools, each with its server's name; their metadata are MCP's annotations, such as `readOnlyHint`. The
+    tools work in `invoke`, and in `ainvoke` of any event loop. A call to a server that has exited returns an error.
 
     Raises:
         MissingExtraError: `mcp` is not installed.
@@ -103,25 +103,25 @@ def open_mcp_tools(servers: Mapping[str, McpServer]) -> Iterator[list[tuple[str,
     with extra_imports("MCP servers need mcp 2: pip install 'lookahead-agent[mcp]'"):
         from anyio.from_thread import start_blocking_portal
         from mcp.client.client import Client
-    # Closed without the error that may end the caller's work: task groups would wrap it.
+    # `closing` hides the caller's exception from the stack: task groups would wrap it.
     with closing(ExitStack()) as stack:
         portal = stack.enter_context(start_blocking_portal(name="lookahead-agent-mcp"))
         tools: list[tuple[str, BaseTool]] = []
         for name, server in servers.items():
             errors = stack.enter_context(tempfile.TemporaryFile("w+", errors="replace"))  # noqa: SIM115
             try:
-                connection = portal.wrap_async_context_manager(_connected(Client, server, errors))
+                connection = portal.wrap_async_context_manager(_connect(Client, server, errors))
                 client = connection.__enter__()
                 stack.callback(_close, connection, name)
-                listed = portal.call(_listed, client)
+                listed = portal.call(_list_tools, client)
             except Exception as error:
                 raise ConfigurationError(f"the MCP server {name!r} does not work: {_problem(error, errors)}") from error
-            tools += [(name, _adapted(portal, client, name, tool)) for tool in listed]
+            tools += [(name, _as_langchain_tool(portal, client, name, tool)) for tool in listed]
         yield tools
 
 
 @asynccontextmanager
-async def _connected(client: type[Client], server: McpServer, errors: IO[str]) -> AsyncIterator[Client]:
+async def _connect(client: type[Client], server: McpServer, errors: IO[str]) -> AsyncIterator[Client]:
     from mcp.client.sse import sse_client
     from mcp.client.stdio import StdioServerParameters, stdio_client
     from mcp.client.streamable_http import streamable_http_client
@@ -137,22 +137,22 @@ async def _connected(client: type[Client], server: McpServer, errors: IO[str]) -
         else:
             http = await stack.enter_async_context(create_mcp_http_client(headers=server.headers))
             transport = streamable_http_client(server.url or "", http_client=http)
-        async with asyncio.timeout(_STARTING):
-            connection = await stack.enter_async_context(client(transport, read_timeout_seconds=_CALLING, cache=None))
+        async with asyncio.timeout(_START_TIMEOUT):
+            connection = await stack.enter_async_context(client(transport, read_timeout_seconds=_TIMEOUT, cache=None))
         yield connection
 
 
 def _close(connection: AbstractContextManager[Client], server: str) -> None:
     try:
         connection.__exit__(None, None, None)
-    except Exception as error:  # of a server that had ended before, which its calls have told
+    except Exception as error:  # the server had exited before, as its calls have reported
         logger.info("the connection to the MCP server %s had ended: %s", server, _problem(error))
 
 
-async def _listed(client: Client) -> list[Tool]:
-    """All tools of a server, which may name them page by page."""
+async def _list_tools(client: Client) -> list[Tool]:
+    """List all tools of a server, page by page."""
     tools: list[Tool] = []
-    async with asyncio.timeout(_STARTING):
+    async with asyncio.timeout(_START_TIMEOUT):
         page = await client.list_tools()
         tools += page.tools
         while page.next_cursor is not None:
@@ -165,7 +165,7 @@ class _McpTool(BaseTool):
     begin: Callable[[dict[str, Any]], Future[str]] = Field(exclude=True, repr=False)
     """Starts a call in the connection's own event loop."""
 
-    # No parameter has a name, for a server's arguments may have any.
+    # All parameters are positional-only or variadic, because a server's arguments may have any name.
     def _run(self, /, **arguments: Any) -> str:
         return self.begin(arguments).result()
 
@@ -173,8 +173,8 @@ class _McpTool(BaseTool):
         return await asyncio.wrap_future(self.begin(arguments))
 
 
-def _adapted(portal: BlockingPortal, client: Client, server: str, tool: Tool) -> BaseTool:
-    async def called(arguments: dict[str, Any]) -> str:
+def _as_langchain_tool(portal: BlockingPortal, client: Client, server: str, tool: Tool) -> BaseTool:
+    async def call(arguments: dict[str, Any]) -> str:
         try:
             result = await client.call_tool(tool.name, arguments)
         except Exception as error:
@@ -189,7 +189,7 @@ def _adapted(portal: BlockingPortal, client: Client, server: str, tool: Tool) ->
 
     def begin(arguments: dict[str, Any]) -> Future[str]:
         try:
-            return portal.start_task_soon(called, arguments)
+            return portal.start_task_soon(call, arguments)
         except RuntimeError:
             raise ToolException(f"the connection to the MCP server {server!r} is closed") from None
 
@@ -204,7 +204,7 @@ def _adapted(portal: BlockingPortal, client: Client, server: str, tool: Tool) ->
 
 
 def _text(block: Any) -> str:
-    """A part of a result as text; a model that reads text alone is told of pictures and the like."""
+    """Convert a part of a result to text; images and other media become a placeholder."""
     if block.type == "text":
         return str(block.text)
     if block.type == "resource" and hasattr(block.resource, "text"):
@@ -215,12 +215,12 @@ def _text(block: Any) -> str:
 
 
 def _problem(error: BaseException, errors: IO[str] | None = None) -> str:
-    """What went wrong, in one line, with the end of what the server's program said about it."""
+    """Describe an error on one line, with the end of the server's stderr."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    said = f"it did not answer within {_STARTING:g} s" if isinstance(error, TimeoutError) else str(error)
-    parts = [said or type(error).__name__]
+    message = f"it did not answer within {_START_TIMEOUT:g} s" if isinstance(error, TimeoutError) else str(error)
+    parts = [message or type(error).__name__]
     if errors is not None:
         errors.seek(0)
-        parts += [" ".join(errors.read()[-_SAID:].split())]
+        parts += [" ".join(errors.read()[-_STDERR_LENGTH:].split())]
     return ": ".join(filter(None, parts))

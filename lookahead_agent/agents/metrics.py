@@ -1,4 +1,4 @@
-"""Metrics of a graph's run: the metadata of the replies, summed by node."""
+"""Metrics of a graph's run: reply metadata, summed by node."""
 
 import threading
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ class NodeMetrics(BaseCallbackHandler):
 
     def __init__(self) -> None:
         self._nodes: dict[str | None, dict[str, Any]] = {}
-        self._lock = threading.Lock()  # nodes that run at once end in threads of their own
+        self._lock = threading.Lock()  # concurrent nodes end in different threads
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """Add one reply."""
@@ -41,7 +41,7 @@ class NodeMetrics(BaseCallbackHandler):
 
 
 def _added(total: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """The sum, name by name; None where one is not known."""
+    """Sum two mappings by key; None if either value is unknown."""
     return {
         name: None if value is None or total.get(name, 0) is None else total.get(name, 0) + value
         for name, value in more.items()

@@ -1,4 +1,4 @@
-"""Middleware for agents made by `langchain.agents.create_agent`: `standard_middleware`, policies, unreadable calls."""
+"""Middleware for agents of `langchain.agents.create_agent`: `standard_middleware`, policies, invalid tool calls."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from langchain_core.tools import BaseTool
 from lookahead_agent.agents.prompts import lookahead_settings
 from lookahead_agent.agents.tool_results import FitContextMiddleware, ToolResultMiddleware
 from lookahead_agent.agents.tool_use import error_text
-from lookahead_agent.agents.turns import FINISHER, MODEL_CALLS, Asked, FinalAnswerMiddleware, Turn, TurnMiddleware
+from lookahead_agent.agents.turns import FINISHER, MODEL_CALLS, FinalAnswerMiddleware, ModelCall, Turn, TurnMiddleware
 from lookahead_agent.generation.tool_calls import invalid_call_messages
 from lookahead_agent.policy import PolicyLike, as_policy
 
@@ -36,66 +36,66 @@ def standard_middleware(
     finisher: str = "finisher",
     finisher_prompt: str = FINISHER,
 ) -> list[AgentMiddleware[Any, Any, Any]]:
-    """What every agent with tools needs, from the outermost to the innermost; an agent's own flow follows it.
+    """Return the middleware that every agent with tools needs, the outermost first; an agent's own flow follows it.
 
-    Errors of tools are told to the model with the tool's arguments; lost connections are tried again; results fit into
-    the context; calls that cannot be read are explained. A person is asked before some tools. A run ends with an
-    answer, also at a limit: see `FinalAnswerMiddleware`.
+    The model sees errors of tools with the tool's arguments. Lost connections are retried. Results are truncated to fit
+    into the context. Invalid tool calls are explained to the model. A person must approve calls of `ask_before`. A run
+    ends with an answer, even at a limit: see `FinalAnswerMiddleware`.
 
     Args:
         llm: The agent's model.
         tools: The agent's tools.
-        model_calls: Turns of the model on one question.
-        ask_before: Names of tools before which the graph stops, by LangChain's `HumanInTheLoopMiddleware`. It goes on
+        model_calls: Maximum number of model turns per question.
+        ask_before: Names of tools before which the graph stops, by LangChain's `HumanInTheLoopMiddleware`. It resumes
             with `Command(resume={"decisions": [{"type": "approve"}]})`; needs a checkpointer.
-        middleware: The caller's own, which sees errors of tools as they are raised, and encloses the agent's flow. One
-            of the same class as one of these takes its place.
-        node: Name of the model's turns.
-        finisher: Name of the last turn.
+        middleware: The caller's own, which sees errors as tools raise them, and encloses the agent's flow. It replaces
+            standard middleware of the same name.
+        node: Label of the model's turns.
+        finisher: Label of the last turn.
         finisher_prompt: System prompt of the last turn.
 
     Raises:
-        ValueError: `ask_before` names no tool, or no turn is left for the model.
+        ValueError: `ask_before` names an unknown tool, or `model_calls` is below 1.
     """
     if unknown := sorted(set(ask_before) - {tool.name for tool in tools}):
         raise ValueError(f"ask_before names tools that there are not: {', '.join(unknown)}")
-    ours = bool(lookahead_settings(llm, node=node))
+    is_lookahead = bool(lookahead_settings(llm, node=node))
     repeatable: list[BaseTool | str] = [tool for tool in tools if tool.name not in ask_before]
-    made: list[AgentMiddleware[Any, Any, Any]] = [
-        ToolResultMiddleware(llm, exact=ours),
+    standard: list[AgentMiddleware[Any, Any, Any]] = [
+        ToolResultMiddleware(llm, exact=is_lookahead),
         ToolErrorMiddleware(lambda error, _: error_text(error)),
         *middleware,
-        # A call that a person has approved is made once.
+        # An approved call is not repeated.
         ToolRetryMiddleware(
             max_retries=1, tools=repeatable, retry_on=(ConnectionError,), on_failure="error", initial_delay=0.1
         ),
         *([HumanInTheLoopMiddleware(dict.fromkeys(ask_before, True))] if ask_before else []),
-        # `FinalAnswerMiddleware` ends the run before this one does.
+        # `FinalAnswerMiddleware` ends the run before this limit.
         InvalidToolCallMiddleware(max_retries=model_calls),
-        FitContextMiddleware(llm, exact=ours),
+        FitContextMiddleware(llm, exact=is_lookahead),
         FinalAnswerMiddleware(model_calls=model_calls, node=node, finisher=finisher, prompt=finisher_prompt),
     ]
-    # An agent takes one of a name.
-    theirs = {one.name for one in middleware}
-    return [one for one in made if one in middleware or one.name not in theirs]
+    # `create_agent` accepts one middleware per name.
+    caller_names = {entry.name for entry in middleware}
+    return [entry for entry in standard if entry in middleware or entry.name not in caller_names]
 
 
 @dataclass(eq=False)
 class LookaheadPolicyMiddleware(TurnMiddleware):
     """Chooses the verifier policy of each model call of an agent.
 
-    In such an agent every call comes from one node, "model", so `policies` cannot tell planning from acting; this can:
+    All calls of such an agent come from one node, "model", so `policies` cannot tell planning from acting. This can:
 
         ```python
         agent = create_agent(llm, tools, middleware=[LookaheadPolicyMiddleware(planning="balanced", acting="strict")])
         ```
 
     Args:
-        planning: Policy until the first tool has answered; None: the model chooses as ever.
+        planning: Policy until the first tool result; None: the model's own choice.
         acting: Policy from then on.
 
     Raises:
-        PolicyError: A policy that does not exist.
+        PolicyError: A policy does not exist.
     """
 
     planning: PolicyLike | None = None
@@ -107,31 +107,31 @@ class LookaheadPolicyMiddleware(TurnMiddleware):
                 as_policy(policy)
 
     def turn(self, request: ModelRequest[Any]) -> Turn:
-        """Ask the model under the chosen policy."""
+        """Call the model under the chosen policy."""
         has_acted = any(isinstance(message, ToolMessage) for message in request.messages)
         policy = self.acting if has_acted else self.planning
         settings = {**request.model_settings, **({} if policy is None else {"policy": as_policy(policy)})}
-        return (yield Asked(request.override(model_settings=settings)))
+        return (yield ModelCall(request.override(model_settings=settings)))
 
 
 @dataclass(eq=False)
 class InvalidToolCallMiddleware(AgentMiddleware[Any, Any, Any]):
-    """Tells the model which of its tool calls could not be read, and lets it try again.
+    """Tells the model which of its tool calls were invalid, and lets it retry.
 
-    Without it such an agent ends with an empty answer, for LangChain reads `tool_calls` alone:
+    Without it such an agent ends with an empty answer, because LangChain reads only `tool_calls`:
 
         ```python
         agent = create_agent(llm, tools, middleware=[InvalidToolCallMiddleware(max_retries=2)])
         ```
 
-    Each such call is answered by a `ToolMessage` of the status "error" that says what was wrong. After `max_retries`
-    replies in a row without any call that could be read, the agent ends with a message that says so.
+    Each invalid call gets a `ToolMessage` of the status "error" that explains the error. After `max_retries` retries in
+    a row without any valid call, the agent ends with a message that says so.
 
     Args:
-        max_retries: How often in a row the model may try again, at least 0.
+        max_retries: Maximum number of retries in a row, at least 0.
 
     Raises:
-        ValueError: A negative number of retries.
+        ValueError: `max_retries` is negative.
     """
 
     max_retries: int = 2
@@ -142,22 +142,22 @@ class InvalidToolCallMiddleware(AgentMiddleware[Any, Any, Any]):
 
     @hook_config(can_jump_to=["model", "end"])
     def after_model(self, state: AgentState[Any], runtime: Any) -> dict[str, Any] | None:
-        """Answer the calls that could not be read."""
+        """Answer the invalid calls."""
         reply = state["messages"][-1]
         if not isinstance(reply, AIMessage) or not reply.invalid_tool_calls:
             return None
-        told: list[AnyMessage] = [*invalid_call_messages(reply)]
+        notes: list[AnyMessage] = [*invalid_call_messages(reply)]
         if reply.tool_calls:
-            return {"messages": told}
+            return {"messages": notes}
         failures = _failures(state["messages"])
         if failures <= self.max_retries:
-            return {"messages": told, "jump_to": "model"}
-        told.append(AIMessage(f"{failures} replies in a row had tool calls that could not be read; {told[-1].text}"))
-        return {"messages": told, "jump_to": "end"}
+            return {"messages": notes, "jump_to": "model"}
+        notes.append(AIMessage(f"{failures} replies in a row had tool calls that could not be read; {notes[-1].text}"))
+        return {"messages": notes, "jump_to": "end"}
 
 
 def _failures(messages: Sequence[AnyMessage]) -> int:
-    """Replies in a row, up to the last message, whose calls could not be read."""
+    """Count the last replies in a row that had invalid calls only."""
     count = 0
     for message in reversed(messages):
         if isinstance(message, AIMessage) and message.invalid_tool_calls and not message.tool_calls:

@@ -1,6 +1,6 @@
-"""Middleware that plans before it acts: the plan's calls are carried out as they stand by the agent's own tool node.
+"""Middleware that plans before it acts: the agent's own tool node executes the plan's calls as written.
 
-It keeps no state: it reads the messages behind the last question, so that a run goes on from any checkpoint.
+It keeps no state. It reads the messages since the last question, so a run resumes from any checkpoint.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from langchain_core.tools import BaseTool
 
 from lookahead_agent.agents.plans import MARKER, Conversation, PlanLine, PlanRun, plan_call, plan_form
 from lookahead_agent.agents.prompts import describe_tools, lookahead_settings, warm
-from lookahead_agent.agents.turns import RETRIES, Asked, Turn, TurnMiddleware
+from lookahead_agent.agents.turns import RETRIES, ModelCall, Turn, TurnMiddleware
 
 PLAN_NOW = """Now write "Plan:" and the numbered calls, in this form and nothing else:
 
@@ -59,7 +59,7 @@ Results so far:
 
 Call now, with values in place of results: {line}"""
 
-# Behind results of several passages, a small model forgets a question before them.
+# The question is last: behind long results, a small model forgets a question before them.
 FINISHER_TASK = """Results:
 
 {results}
@@ -68,23 +68,23 @@ Question: {question}"""
 
 
 class PlanMiddleware(TurnMiddleware):
-    """Plans tool calls, has them carried out, and answers from their results.
+    """Plans tool calls, has them executed, and answers from their results.
 
-    The planner writes thoughts, which its policy may speculate on, and behind "Plan:" one call per line, which only the
-    target writes. A call runs as it stands once the results that it names are there. A model writes the calls of lines
-    that leave something open, and writes a failed call anew, with its error and the tool's schema. The labels of the
-    model's calls are "planner", "executor" and "finisher".
+    The planner writes thoughts, which its policy may speculate on. After "Plan:" it writes one call per line, which
+    only the target writes. A call runs as written once its references have results. A model writes the calls of
+    incomplete lines. It also rewrites a failed call, with the error and the tool's schema in the prompt. The labels of
+    the model's calls are "planner", "executor" and "finisher".
 
     Args:
         tools: The agent's tools.
         planner: System prompt with {tools} and {form}, which asks for "Plan:" and numbered calls.
         finisher: System prompt.
-        max_plans: Plans of one question; a further one is made when a call failed in the end.
-        ordered: Whether lines run in their order unless their tools are read-only; else only tools that declare
-            `metadata={"readOnlyHint": False}` keep the order, and other lines wait for nothing but what they name.
+        max_plans: Maximum number of plans per question. A call that failed after its retries causes a new plan.
+        ordered: Whether lines run in order unless their tools are read-only. Otherwise only tools that declare
+            `metadata={"readOnlyHint": False}` keep the order, and other lines wait only for their references.
 
     Raises:
-        ValueError: No tools, or a limit out of its range.
+        ValueError: `tools` is empty, or `max_plans` is below 1.
     """
 
     name = "planning"
@@ -105,64 +105,64 @@ class PlanMiddleware(TurnMiddleware):
 
     def turn(self, request: ModelRequest[Any]) -> Turn:
         """Take the next turn: plan, calls, or answer."""
-        told: list[BaseMessage] = []
+        messages: list[BaseMessage] = []
         while True:
-            said = Conversation.read([*request.messages, *told], self.by_name)
-            run = said.plans[-1] if said.plans else None
-            ready, line = (self._ready(run), self._next_open(run)) if run is not None else ([], None)
-            again = len(said.plans) < self._max_plans and run is not None and run.failed
-            if run is None or (again and not ready and line is None):
-                asked, number = self._planner_request(request, said), len(said.plans) + 1
-                plan, *more = (yield Asked(asked, plan=number)).result
+            conversation = Conversation.read([*request.messages, *messages], self.by_name)
+            run = conversation.plans[-1] if conversation.plans else None
+            ready, line = (self._ready(run), self._next_incomplete(run)) if run is not None else ([], None)
+            replan = len(conversation.plans) < self._max_plans and run is not None and run.failed
+            if run is None or (replan and not ready and line is None):
+                model_request, number = self._planner_request(request, conversation), len(conversation.plans) + 1
+                plan, *early = (yield ModelCall(model_request, plan=number)).result
                 if MARKER not in plan.text:
-                    now = Asked(self._plan_now_request(asked, plan), plan=number)
-                    plan, *more = _joined(plan, (yield now).result)
-                told += [_named(plan, "planner"), *more]
-                if more:  # results: the middleware around this one fits them into the context before they are read
-                    return ModelResponse(result=told)
+                    plan_now = ModelCall(self._missing_plan_request(model_request, plan), plan=number)
+                    plan, *early = _joined(plan, (yield plan_now).result)
+                messages += [_named(plan, "planner"), *early]
+                if early:  # early results: the outer middleware fits them into the context before they are read
+                    return ModelResponse(result=messages)
                 continue
             if ready:
-                calls = [plan_call(len(said.plans), number, name, args) for number, name, args in ready]
-                return ModelResponse(result=_with_calls(told, calls))
+                calls = [plan_call(len(conversation.plans), number, name, args) for number, name, args in ready]
+                return ModelResponse(result=_with_calls(messages, calls))
             if line is not None:
-                reply, *_ = (yield Asked(self._executor_request(request, said, run, line))).result
+                reply, *_ = (yield ModelCall(self._executor_request(request, conversation, run, line))).result
                 call = reply.tool_calls[0] if isinstance(reply, AIMessage) and reply.tool_calls else None
                 if call is None:
-                    told.append(AIMessage(reply.text, name="executor", additional_kwargs={"line": line.number}))
+                    messages.append(AIMessage(reply.text, name="executor", additional_kwargs={"line": line.number}))
                     continue
-                made = plan_call(len(said.plans), line.number, call["name"], call["args"])
-                told.append(_named(reply, "executor", [made]))
-                tried = [(before["name"], before["args"]) for before, _ in run.attempts.get(line.number, ())]
-                if tried[-1:] == [(call["name"], call["args"])]:
-                    told += [
-                        ToolMessage(REPEATED_CALL, tool_call_id=made["id"], name=made["name"], status="error")
+                planned = plan_call(len(conversation.plans), line.number, call["name"], call["args"])
+                messages.append(_named(reply, "executor", [planned]))
+                earlier = [(before["name"], before["args"]) for before, _ in run.attempts.get(line.number, ())]
+                if earlier[-1:] == [(call["name"], call["args"])]:
+                    messages += [
+                        ToolMessage(REPEATED_CALL, tool_call_id=planned["id"], name=planned["name"], status="error")
                         for _ in range(RETRIES)
                     ]
                     continue
-                return ModelResponse(result=told)
-            shown = "\n\n".join(run.shown() for run in said.plans)
-            task = HumanMessage(FINISHER_TASK.format(question=said.question, results=shown))
-            asked = _asking(request, "finisher", self._finisher, [*said.before, task])
-            answer, *_ = (yield Asked(asked)).result
-            conversation = [*said.before, HumanMessage(said.question), AIMessage(answer.text)]
-            self.warm(request.model, conversation, request.system_message)
-            return ModelResponse(result=[*told, answer])
+                return ModelResponse(result=messages)
+            shown = "\n\n".join(run.shown() for run in conversation.plans)
+            task = HumanMessage(FINISHER_TASK.format(question=conversation.question, results=shown))
+            model_request = _node_request(request, "finisher", self._finisher, [*conversation.before, task])
+            answer, *_ = (yield ModelCall(model_request)).result
+            history = [*conversation.before, HumanMessage(conversation.question), AIMessage(answer.text)]
+            self.warm(request.model, history, request.system_message)
+            return ModelResponse(result=[*messages, answer])
 
     def warm(
         self, llm: object, conversation: Sequence[BaseMessage] = (), system_message: SystemMessage | None = None
     ) -> None:
-        """Have a `ChatLookahead` read how prompts of the next question begin; see `ChatLookahead.warm`.
+        """Have a `ChatLookahead` prefill the beginning of the next question's prompts; see `ChatLookahead.warm`.
 
         Args:
-            llm: The agent's model; others do nothing.
+            llm: The agent's model; other models are ignored.
             conversation: Messages before the question.
             system_message: The agent's own.
         """
         for node, system in (("planner", self._planner), ("finisher", self._finisher)):
-            warm(llm, [_behind(system_message, system), *conversation], node=node)
+            warm(llm, [_system_message(system_message, system), *conversation], node=node)
 
     def _waits(self, line: PlanLine, run: PlanRun) -> bool:
-        """Whether a line needs results that are not there, or must not run before another."""
+        """Whether a line lacks a result that it references, or must not run before an earlier line."""
         results = run.results
         if not line.references <= results.keys():
             return True
@@ -179,7 +179,7 @@ class PlanMiddleware(TurnMiddleware):
         return hints != [True, True] if self._ordered else False in hints or None in (first.tool, second.tool)
 
     def _ready(self, run: PlanRun) -> list[tuple[int, str, dict[str, Any]]]:
-        """Number, tool and arguments of the calls that can run as they stand, all at once."""
+        """Return number, tool and arguments of the calls that can run as written, in parallel."""
         ready = []
         for line in run.lines:
             if line.tool is None or run.tries(line) or self._waits(line, run):
@@ -190,32 +190,32 @@ class PlanMiddleware(TurnMiddleware):
                     break
         return ready
 
-    def _next_open(self, run: PlanRun) -> PlanLine | None:
-        """The first line whose call a model has to write: it leaves something open, or has failed."""
+    def _next_incomplete(self, run: PlanRun) -> PlanLine | None:
+        """Return the first line whose call a model has to write: the line is incomplete, or its call has failed."""
         missing = (line for line in run.lines if line.number not in run.results and run.tries(line) <= RETRIES)
         return next((line for line in missing if not self._waits(line, run)), None)
 
-    def _planner_request(self, request: ModelRequest[Any], said: Conversation) -> ModelRequest[Any]:
-        task = said.question
-        if said.plans:
-            shown = "\n\n".join(run.shown() for run in said.plans)
+    def _planner_request(self, request: ModelRequest[Any], conversation: Conversation) -> ModelRequest[Any]:
+        task = conversation.question
+        if conversation.plans:
+            shown = "\n\n".join(run.shown() for run in conversation.plans)
             task = REPLANNER.format(question=task, results=shown)
-        return _asking(request, "planner", self._planner, [*said.before, HumanMessage(task)], (MARKER,))
+        return _node_request(request, "planner", self._planner, [*conversation.before, HumanMessage(task)], (MARKER,))
 
-    def _plan_now_request(self, asked: ModelRequest[Any], thoughts: BaseMessage) -> ModelRequest[Any]:
-        """Ask for the plan that a model left out behind its thoughts."""
-        now = HumanMessage(PLAN_NOW.format(form=self._form))
-        settings = dict(asked.model_settings)
-        if lookahead_settings(asked.model, node="planner"):
-            settings["policy"] = "off"  # the whole reply is a plan, also where the model leaves out "Plan:" again
-        return asked.override(messages=[*asked.messages, AIMessage(thoughts.text), now], model_settings=settings)
+    def _missing_plan_request(self, request: ModelRequest[Any], thoughts: BaseMessage) -> ModelRequest[Any]:
+        """Ask for the plan that a model left out after its thoughts."""
+        task = HumanMessage(PLAN_NOW.format(form=self._form))
+        settings = dict(request.model_settings)
+        if lookahead_settings(request.model, node="planner"):
+            settings["policy"] = "off"  # the whole reply is a plan, even if the model leaves out "Plan:" again
+        return request.override(messages=[*request.messages, AIMessage(thoughts.text), task], model_settings=settings)
 
     def _executor_request(
-        self, request: ModelRequest[Any], said: Conversation, run: PlanRun, line: PlanLine
+        self, request: ModelRequest[Any], conversation: Conversation, run: PlanRun, line: PlanLine
     ) -> ModelRequest[Any]:
-        parts = {"question": said.question, "results": run.shown(without=line)}
+        parts = {"question": conversation.question, "results": run.shown(without=line)}
         if attempts := run.attempts.get(line.number):
-            # Without the call: a small model would copy it.
+            # The failed call is left out: a small model would copy it.
             failed, result = attempts[-1]
             task = RETRY_TASK.format(**parts, tool=failed["name"], error=result.text)
         else:
@@ -223,22 +223,22 @@ class PlanMiddleware(TurnMiddleware):
         tools: list[BaseTool | dict[str, Any]] = [*self.by_name.values()]
         if line.tool is not None and run.tries(line) < 2:
             tools = [self.by_name[line.tool]]
-        asked = _asking(request, "executor", EXECUTOR, [HumanMessage(task)])
-        return asked.override(tools=tools, tool_choice="any")
+        call_request = _node_request(request, "executor", EXECUTOR, [HumanMessage(task)])
+        return call_request.override(tools=tools, tool_choice="any")
 
 
-def _asking(
+def _node_request(
     request: ModelRequest[Any], node: str, system: str, messages: list[AnyMessage], markers: Sequence[str] = ()
 ) -> ModelRequest[Any]:
-    """A request without tools, behind the agent's own system prompt."""
+    """Return a request without tools, with a node's system text after the agent's own."""
     settings = request.model_settings | lookahead_settings(request.model, node=node, action_markers=markers)
-    system_message = _behind(request.system_message, system)
-    asked = request.override(system_message=system_message, messages=messages, model_settings=settings)
-    return asked.override(tools=[], tool_choice=None)
+    system_message = _system_message(request.system_message, system)
+    node_request = request.override(system_message=system_message, messages=messages, model_settings=settings)
+    return node_request.override(tools=[], tool_choice=None)
 
 
-def _behind(own: SystemMessage | None, system: str) -> SystemMessage:
-    """A node's system text behind the agent's own."""
+def _system_message(own: SystemMessage | None, system: str) -> SystemMessage:
+    """Append a node's system text to the agent's own."""
     return SystemMessage(f"{own.text}\n\n{system}" if own is not None else system)
 
 
@@ -249,15 +249,15 @@ def _named(reply: BaseMessage, name: str, calls: list[ToolCall] | None = None) -
 
 
 def _joined(thoughts: BaseMessage, replies: list[BaseMessage]) -> list[BaseMessage]:
-    """The replies, of which the first begins with the thoughts, and has the marker."""
+    """Prepend the thoughts and the marker to the first reply."""
     plan, *more = replies
-    said, _, lines = plan.text.strip().rpartition(MARKER)
-    text = "\n\n".join(filter(None, [thoughts.text.strip(), said.strip(), f"{MARKER}\n{lines.strip()}"]))
+    intro, _, lines = plan.text.strip().rpartition(MARKER)
+    text = "\n\n".join(filter(None, [thoughts.text.strip(), intro.strip(), f"{MARKER}\n{lines.strip()}"]))
     return [plan.model_copy(update={"content": text}), *more]
 
 
-def _with_calls(told: list[BaseMessage], calls: list[ToolCall]) -> list[BaseMessage]:
-    """The turn's messages with calls: in the planner's message, if that is the last one."""
-    if told and isinstance(last := told[-1], AIMessage) and last.name == "planner":
-        return [*told[:-1], _named(last, "planner", calls)]
-    return [*told, AIMessage("", tool_calls=calls, name="executor")]
+def _with_calls(messages: list[BaseMessage], calls: list[ToolCall]) -> list[BaseMessage]:
+    """Add the calls to the turn's messages: to the planner's message, if that is the last one."""
+    if messages and isinstance(last := messages[-1], AIMessage) and last.name == "planner":
+        return [*messages[:-1], _named(last, "planner", calls)]
+    return [*messages, AIMessage("", tool_calls=calls, name="executor")]

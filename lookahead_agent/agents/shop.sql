@@ -1,4 +1,4 @@
--- A shop that nobody runs: what `lookahead-agent agent` asks about where no tools are given.
+-- A fictional shop: the database that `lookahead-agent agent` queries if no tools are given.
 CREATE TABLE products (product_id INTEGER PRIMARY KEY, name TEXT, category TEXT, price REAL);
 INSERT INTO products VALUES
     (1, 'Green tea', 'tea', 6.50), (2, 'Black tea', 'tea', 5.20), (3, 'Mint tea', 'tea', 4.80),

@@ -27,7 +27,7 @@ _FOLDERS = (_PACKAGE / "_templates", _PACKAGE.parent)
 
 
 def template_path(kind: str, name: str, folders: Iterable[Path] = _FOLDERS) -> Path:
-    """Where a template file is: `kind` is "graphs" or "tools", `name` the file's without `.py`.
+    """Return the path of a template file: `kind` is "graphs" or "tools", `name` the file's name without `.py`.
 
     Raises:
         FileNotFoundError: There is no such template.
@@ -39,14 +39,14 @@ def template_path(kind: str, name: str, folders: Iterable[Path] = _FOLDERS) -> P
     raise FileNotFoundError(f"there is no template {kind}/{name}.py")
 
 
-_loading = threading.RLock()
-"""Held while a template is loaded, which may load others: no thread gets a module that is half loaded."""
+_load_lock = threading.RLock()
+"""Held while a template is loaded, which may load others, so that no thread sees a half-loaded module."""
 
 
 def template(kind: str, name: str, folders: Iterable[Path] = _FOLDERS) -> ModuleType:
-    """Load a template file; see `template_path`. Threads that ask at once wait for one of them to load it."""
+    """Load a template file; see `template_path`. Concurrent threads wait for the first one to load it."""
     module_name = f"lookahead_agent._templates.{kind}.{name}"
-    with _loading:
+    with _load_lock:
         if (loaded := sys.modules.get(module_name)) is not None:
             return loaded
         spec = importlib.util.spec_from_file_location(module_name, template_path(kind, name, folders))
@@ -65,25 +65,25 @@ def template(kind: str, name: str, folders: Iterable[Path] = _FOLDERS) -> Module
 _FROM_ENVIRONMENT = (
     "model", "draft_model", "base_url", "draft_url", "tokenizer", "policy", "max_tokens", "temperature",
 )  # fmt: skip
-"""Fields of the chat model that `LOOKAHEAD_MODEL` and so on may set."""
+"""Fields of the chat model that `LOOKAHEAD_MODEL` and similar variables may set."""
 
 
 def default_llm(policies: Mapping[str, str | VerifierPolicy]) -> ChatLookahead:
-    """The chat model of a template's `graph`, for LangGraph's own server.
+    """Create the chat model of a template's `graph`, for LangGraph's own server.
 
     Args:
-        policies: The template's, by node. With `LOOKAHEAD_POLICY` in the environment all nodes have that one.
+        policies: The template's, by node. `LOOKAHEAD_POLICY` in the environment replaces all of them.
 
-    The environment may choose more: `LOOKAHEAD_MODEL`, `LOOKAHEAD_DRAFT_MODEL`, `LOOKAHEAD_BASE_URL`,
-    `LOOKAHEAD_DRAFT_URL`, `LOOKAHEAD_TOKENIZER`, `LOOKAHEAD_MAX_TOKENS`, `LOOKAHEAD_TEMPERATURE`.
+    More environment variables: `LOOKAHEAD_MODEL`, `LOOKAHEAD_DRAFT_MODEL`, `LOOKAHEAD_BASE_URL`, `LOOKAHEAD_DRAFT_URL`,
+    `LOOKAHEAD_TOKENIZER`, `LOOKAHEAD_MAX_TOKENS`, `LOOKAHEAD_TEMPERATURE`.
 
     Raises:
-        LookaheadError: They cannot work.
+        LookaheadError: The settings are invalid.
     """
     from lookahead_agent import ChatLookahead
 
     chosen: dict[str, Any] = {
-        field: given for field in _FROM_ENVIRONMENT if (given := os.environ.get(f"LOOKAHEAD_{field.upper()}"))
+        field: value for field in _FROM_ENVIRONMENT if (value := os.environ.get(f"LOOKAHEAD_{field.upper()}"))
     }
     if "policy" not in chosen:
         chosen["policies"] = dict(policies)

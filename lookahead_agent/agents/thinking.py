@@ -1,4 +1,4 @@
-"""Middleware with which a model thinks before a turn, and decides by guided decoding between a call and the answer."""
+"""Middleware for a thought before a turn, and for the decision between a call and the answer by guided decoding."""
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
@@ -7,10 +7,15 @@ from typing import Any
 from langchain.agents.middleware import ModelRequest, ModelResponse
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, SystemMessage, ToolMessage
 
-from lookahead_agent.agents.prompts import conversation_with_results, describe_tools, lookahead_settings, this_question
+from lookahead_agent.agents.prompts import (
+    conversation_with_results,
+    describe_tools,
+    lookahead_settings,
+    since_last_question,
+)
 from lookahead_agent.agents.turns import (
     FINISHER,
-    Asked,
+    ModelCall,
     Turn,
     TurnMiddleware,
     calls_of,
@@ -20,7 +25,7 @@ from lookahead_agent.agents.turns import (
     turns_of,
 )
 
-REASONING_KEY = "reasoning_content"  # Key of `additional_kwargs` under which a reply has its reasoning
+REASONING_KEY = "reasoning_content"  # Key of a reply's reasoning in `additional_kwargs`
 THINKER = """You think for an assistant that answers a question with tools. Say in one or two short sentences what is \
 known so far and what is to be done next. Use what tools say, make nothing up, and write no code and no calls."""
 
@@ -29,7 +34,7 @@ FAILURE_THOUGHT = "Why did the last call fail, and how can it be done in another
 NEXT_THOUGHT = "What do the results say about the question, and what is to be done next? Answer in one sentence."
 
 _BEFORE_THOUGHT = "content_before_thought"
-"""Key of `additional_kwargs` under which a message that a thought was added to has its own content."""
+"""Key in `additional_kwargs` of a message's own content, before a thought was appended to it."""
 READY_NAME = "ready_to_answer"
 READY: dict[str, Any] = {
     "type": "function",
@@ -43,27 +48,27 @@ READY: dict[str, Any] = {
 
 @dataclass(eq=False)
 class ThinkingMiddleware(TurnMiddleware):
-    """Has the model think in a few sentences before each of its turns that may call tools.
+    """Makes the model think in a few sentences before each of its turns that may call tools.
 
-    The thought is a call of its own, with a policy of its own: `policies={"thinker": "balanced"}`. It is the content of
-    the message that has the turn's tool calls; of an answer it is the `reasoning_content`, as with models that think.
+    The thought is a separate call with a policy of its own: `policies={"thinker": "balanced"}`. It is the content of
+    the message that has the turn's tool calls. In an answer it is the `reasoning_content`, as with reasoning models.
     """
 
-    prompt: str = THINKER  # of the thought; the agent's own follows, and the tools with arguments and descriptions
+    prompt: str = THINKER  # system prompt of the thought; the agent's own and the description of its tools follow
     _: KW_ONLY
-    node: str = "thinker"  # name of the thought's call
-    # Whether there is a thought before each turn. False: before the first one, if there are several tools to choose
-    # from, and after calls that failed.
+    node: str = "thinker"  # label of the thought's call
+    # Whether each turn has a thought. False: only the first turn, if there are several tools to choose from, and turns
+    # after calls that failed.
     each_turn: bool = True
 
     def turn(self, request: ModelRequest[Any]) -> Turn:
-        """Think, and then take the turn."""
+        """Think, then take the turn."""
         if not self._is_needed(request):
-            return (yield Asked(request))
-        # A small model goes on with code, which is the next turn's.
+            return (yield ModelCall(request))
+        # A small model would continue with code, which belongs to the next turn.
         thinker = named_call(request, self.node).bind(stop=["\n"])
-        thought = (yield Asked(request, thinker, self._messages(request))).result[0].text.strip()
-        return _with_thought((yield Asked(_after_thought(request, thought))), thought)
+        thought = (yield ModelCall(request, thinker, self._messages(request))).result[0].text.strip()
+        return _with_thought((yield ModelCall(_after_thought(request, thought))), thought)
 
     def _is_needed(self, request: ModelRequest[Any]) -> bool:
         if self.each_turn or not request.tools:
@@ -75,22 +80,22 @@ class ThinkingMiddleware(TurnMiddleware):
         parts = [self.prompt, request.system_prompt or "", f"Tools:\n{describe_tools(request.tools)}"]
         system = SystemMessage("\n\n".join(filter(None, parts)))
         turns = turns_of(request.messages)
-        asked = FIRST_THOUGHT if not turns else FAILURE_THOUGHT if has_failed(turns[-1][1]) else NEXT_THOUGHT
-        return [system, *conversation_with_results(request.messages, "Results so far", asked)]
+        task = FIRST_THOUGHT if not turns else FAILURE_THOUGHT if has_failed(turns[-1][1]) else NEXT_THOUGHT
+        return [system, *conversation_with_results(request.messages, "Results so far", task)]
 
 
 def _after_thought(request: ModelRequest[Any], thought: str) -> ModelRequest[Any]:
-    """The request whose last message ends with the thought: chat templates refuse two messages of one role."""
+    """Append the thought to the request's last message: chat templates reject two messages of one role."""
     if not thought or not request.messages:
         return request
     last = request.messages[-1]
     known = {**last.additional_kwargs, _BEFORE_THOUGHT: last.content}
-    said = last.model_copy(update={"content": f"{last.text}\n\nThought: {thought}", "additional_kwargs": known})
-    return request.override(messages=[*request.messages[:-1], said])
+    changed = last.model_copy(update={"content": f"{last.text}\n\nThought: {thought}", "additional_kwargs": known})
+    return request.override(messages=[*request.messages[:-1], changed])
 
 
 def _with_thought(response: ModelResponse[Any], thought: str) -> ModelResponse[Any]:
-    """The response whose reply has the thought: beside calls as its text, beside an answer as its reasoning."""
+    """Add the thought to the reply: beside calls as its text, beside an answer as its reasoning."""
     reply = response.result[0] if response.result else None
     if not thought or not isinstance(reply, AIMessage):
         return response
@@ -104,33 +109,33 @@ def _with_thought(response: ModelResponse[Any], thought: str) -> ModelResponse[A
 
 @dataclass(eq=False)
 class CallOrAnswerMiddleware(TurnMiddleware):
-    """Has the model decide in each turn, by guided decoding, for the call of a tool or for the answer.
+    """Makes the model decide in each turn, by guided decoding, between a tool call and the answer.
 
-    Small models write code, or a call in a form of their own, where they should call a tool. Here a turn is a call that
-    fits its tool's schema, or one of `ready_to_answer`. After that the model answers from the results. A model that
-    repeats its last call, or one that failed, decides once more, for another tool or the answer; where it makes an
-    earlier call again then, it answers.
+    Small models write code, or a call in a form of their own, instead of a tool call. Here a turn is a call that fits
+    its tool's schema, or a call of `ready_to_answer`, after which the model answers from the results. A model that
+    repeats its last call, or a failed one, decides once more, for another tool or the answer. If it then repeats an
+    earlier call, it answers.
     """
 
-    prompt: str  # system prompt of the decision; the agent's own follows
+    prompt: str  # system prompt of the decision; the agent's own follows it
     _: KW_ONLY
-    finisher: str = "finisher"  # name of the answer's call
+    finisher: str = "finisher"  # label of the answer's call
     finisher_prompt: str = FINISHER  # system prompt of the answer
 
     def turn(self, request: ModelRequest[Any]) -> Turn:
-        """Decide, and answer if that is the decision."""
+        """Decide, and answer if the model decides to."""
         if not request.tools:
-            return (yield Asked(request))
-        response = yield Asked(self._decision(request))
+            return (yield ModelCall(request))
+        response = yield ModelCall(self._decision(request))
         reply, turns = _reply(response), turns_of(request.messages)
         repeated = {call["name"] for call in reply.tool_calls} if is_repetition([*turns, (reply, [])]) else set()
         others = [tool for tool in request.tools if isinstance(tool, dict) or tool.name not in repeated]
         if repeated and others:
-            response = yield Asked(self._decision(request, [*others, READY]))
+            response = yield ModelCall(self._decision(request, [*others, READY]))
             calls = calls_of(_reply(response))
             if calls and any(calls == calls_of(before) for before, _ in turns):
-                return (yield Asked(self._answer(request)))
-        return _without_ready(response) or (yield Asked(self._answer(request)))
+                return (yield ModelCall(self._answer(request)))
+        return _without_ready(response) or (yield ModelCall(self._answer(request)))
 
     def _decision(self, request: ModelRequest[Any], tools: Sequence[Any] = ()) -> ModelRequest[Any]:
         system = "\n\n".join(filter(None, [self.prompt, request.system_prompt]))
@@ -150,7 +155,7 @@ class CallOrAnswerMiddleware(TurnMiddleware):
             for message in request.messages
         ]
         answer = request.override(tools=[], model_settings=settings, messages=messages)
-        if not any(isinstance(message, ToolMessage) for message in this_question(messages)):
+        if not any(isinstance(message, ToolMessage) for message in since_last_question(messages)):
             return answer
         system = "\n\n".join(filter(None, [self.finisher_prompt, request.system_prompt]))
         results: list[AnyMessage] = conversation_with_results(messages, "Results")
@@ -163,7 +168,7 @@ def _reply(response: ModelResponse[Any]) -> AIMessage:
 
 
 def _without_ready(response: ModelResponse[Any]) -> ModelResponse[Any] | None:
-    """The response with the calls of tools alone; None: the model is ready to answer."""
+    """Return the response with its tool calls only; None: the model is ready to answer."""
     reply = _reply(response)
     calls = [call for call in reply.tool_calls if call["name"] != READY_NAME]
     if len(calls) == len(reply.tool_calls):

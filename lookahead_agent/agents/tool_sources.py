@@ -1,4 +1,4 @@
-"""Tools by a short text, such as `sql:shop.db`, `python` or `my_module:my_tool`, and those of MCP servers."""
+"""Tools from short texts, such as `sql:shop.db`, `python` or `my_module:my_tool`, and tools of MCP servers."""
 
 import importlib
 import re
@@ -13,17 +13,17 @@ from langchain_core.tools import BaseTool, tool
 
 from lookahead_agent.agents.mcp_tools import open_mcp_tools, read_servers
 from lookahead_agent.agents.templates import template
-from lookahead_agent.agents.tool_use import in_both_worlds
+from lookahead_agent.agents.tool_use import with_sync_call
 from lookahead_agent.errors import ConfigurationError, LookaheadError
 
 KINDS = ("sql:FILE", "docs:FOLDER", "files:FOLDER", "python", "calculator", "http:HOST,HOST", "MODULE:TOOL")
-"""The sources, as the command line shows them."""
+"""Forms of sources, as the command line shows them."""
 
 _NAMED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.+)", re.DOTALL)
 
 
 def load_tools(sources: Iterable[str]) -> list[BaseTool]:
-    """Make tools, in the order of their sources.
+    """Create tools, in the order of their sources.
 
     Args:
         sources: Each is one of
@@ -37,15 +37,15 @@ def load_tools(sources: Iterable[str]) -> list[BaseTool]:
             - `my_module:my_tool`: a tool, a function with a docstring, or a list of them, from a module of the current
               folder or on Python's path.
 
-            `crm=sql:crm.db` calls the source's only tool `crm`.
+            `crm=sql:crm.db` renames the source's only tool to `crm`.
 
     Returns:
         Tools that work in `invoke` and in `ainvoke`.
 
     Raises:
-        ConfigurationError: A source is none of these or does not work, or two tools have one name.
+        ConfigurationError: A source has an unknown form or does not work, or two tools have one name.
     """
-    return _without_clashes(_loaded(sources))
+    return _without_clashes(_load(sources))
 
 
 class _Named(Protocol):
@@ -57,57 +57,57 @@ Tool = TypeVar("Tool", bound=_Named)
 
 
 def specialists(tools: Iterable[Tool]) -> dict[str, list[Tool]]:
-    """The specialists of a supervisor with their tools: one for each tool, one for all that work in a folder."""
-    given = list(tools)
-    together = {"read_file", "write_file", "python"} if any(tool.name == "read_file" for tool in given) else set()
+    """Group tools into a supervisor's specialists: one per tool, and one for all tools that work in a folder."""
+    all_tools = list(tools)
+    in_folder = {"read_file", "write_file", "python"} if any(tool.name == "read_file" for tool in all_tools) else set()
     teams: dict[str, list[Tool]] = {}
-    for made in given:
-        teams.setdefault("files_expert" if made.name in together else f"{made.name}_expert", []).append(made)
+    for member in all_tools:
+        teams.setdefault("files_expert" if member.name in in_folder else f"{member.name}_expert", []).append(member)
     return teams
 
 
 @contextmanager
 def open_tools(sources: Iterable[str], servers: Path | None = None) -> Iterator[list[BaseTool]]:
-    """As `load_tools`, with the tools of MCP servers after them, whose connections are closed at the end.
+    """Load tools as `load_tools` does, and then the tools of MCP servers, whose connections close at the end.
 
     `servers` is an `mcpServers` file. Raises what `read_servers` and `open_mcp_tools` raise as well.
     """
-    loaded = _loaded(sources)
+    loaded = _load(sources)
     opened: AbstractContextManager[list[tuple[str, BaseTool]]] = nullcontext([])
     if servers is not None:
         opened = open_mcp_tools(read_servers(servers))
-    with opened as theirs:
-        named = [(f"the MCP server {server!r}", made) for server, made in theirs]
+    with opened as mcp_tools:
+        named = [(f"the MCP server {server!r}", mcp_tool) for server, mcp_tool in mcp_tools]
         yield _without_clashes([*loaded, *named])
 
 
-def _loaded(sources: Iterable[str]) -> list[tuple[str, BaseTool]]:
-    given = list(sources)
-    folders = [value for kind, _, value in (_source(text)[1].partition(":") for text in given) if kind == "files"]
+def _load(sources: Iterable[str]) -> list[tuple[str, BaseTool]]:
+    texts = list(sources)
+    folders = [value for kind, _, value in (_split_name(text)[1].partition(":") for text in texts) if kind == "files"]
     loaded: list[tuple[str, BaseTool]] = []
-    for text in given:
-        name, source = _source(text)
+    for text in texts:
+        name, source = _split_name(text)
         try:
-            made = _made(source, folders[0] if folders else None)
+            tools = _create(source, folders[0] if folders else None)
         except LookaheadError:
             raise
         except Exception as error:
             raise ConfigurationError(f"the tool {text} cannot be made: {error or type(error).__name__}") from error
         if name is not None:
-            if len(made) != 1:
-                raise ConfigurationError(f"{text}: {source} has {len(made)} tools, and only one tool can be named")
-            made = [made[0].model_copy(update={"name": name})]
-        loaded += [(source, in_both_worlds(one)) for one in made]
+            if len(tools) != 1:
+                raise ConfigurationError(f"{text}: {source} has {len(tools)} tools, and only one tool can be named")
+            tools = [tools[0].model_copy(update={"name": name})]
+        loaded += [(source, with_sync_call(entry)) for entry in tools]
     return loaded
 
 
-def _source(text: str) -> tuple[str | None, str]:
-    """The name that is given, if one is, and the source."""
+def _split_name(text: str) -> tuple[str | None, str]:
+    """Split a text into the tool's new name, if any, and the source."""
     found = _NAMED.fullmatch(text)
     return (found[1], found[2]) if found else (None, text)
 
 
-def _made(source: str, folder: str | None) -> Sequence[BaseTool]:
+def _create(source: str, folder: str | None) -> Sequence[BaseTool]:
     kind, colon, value = source.partition(":")
     match kind, value.strip():
         case ("python", "") if not colon:
@@ -126,21 +126,21 @@ def _made(source: str, folder: str | None) -> Sequence[BaseTool]:
         case ("http", hosts):
             return [template("tools", "http_get").make_http_tool([host.strip() for host in hosts.split(",")])]
         case (module, name) if module and name:
-            return _imported(module, name)
+            return _import(module, name)
     raise ConfigurationError(f"there is no tool {source!r}; there are {', '.join(KINDS)}")
 
 
-def _imported(module: str, name: str) -> Sequence[BaseTool]:
+def _import(module: str, name: str) -> Sequence[BaseTool]:
     here = str(Path.cwd())
     added = here not in sys.path
-    if added:  # programs have the folder of their own file there, and not the current one
+    if added:  # `sys.path` has the folder of the program's file, not the current one
         sys.path.insert(0, here)
     try:
         found = attrgetter(name)(importlib.import_module(module))
     finally:
         if added:
             sys.path.remove(here)
-    return [_as_tool(one) for one in (found if isinstance(found, (list, tuple)) else [found])]
+    return [_as_tool(entry) for entry in (found if isinstance(found, (list, tuple)) else [found])]
 
 
 def _as_tool(found: BaseTool | Callable[..., Any]) -> BaseTool:
@@ -153,11 +153,11 @@ def _as_tool(found: BaseTool | Callable[..., Any]) -> BaseTool:
 
 def _without_clashes(loaded: Sequence[tuple[str, BaseTool]]) -> list[BaseTool]:
     sources: dict[str, str] = {}
-    for source, made in loaded:
-        if made.name in sources:
+    for source, item in loaded:
+        if item.name in sources:
             raise ConfigurationError(
-                f"two tools are called {made.name}, of {sources[made.name]} and of {source}: leave one out, or call "
+                f"two tools are called {item.name}, of {sources[item.name]} and of {source}: leave one out, or call "
                 "the only tool of a source otherwise, as in other=sql:other.db"
             )
-        sources[made.name] = source
-    return [made for _, made in loaded]
+        sources[item.name] = source
+    return [item for _, item in loaded]

@@ -1,4 +1,4 @@
-"""Turns of an agent's model: those that its messages tell of, middleware that takes them, and the last turn."""
+"""Turns of an agent's model: how to read them from messages, middleware that takes them, and the last turn."""
 
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -13,28 +13,28 @@ from lookahead_agent.agents.prompts import (
     conversation_with_results,
     lookahead_settings,
     result_blocks,
-    this_question,
+    since_last_question,
 )
 
 Handler = Callable[[ModelRequest[Any]], ModelResponse[Any]]
 AsyncHandler = Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
 
 
-class Asked(NamedTuple):
-    """A question to the agent's model in a turn."""
+class ModelCall(NamedTuple):
+    """A call of the agent's model in a turn."""
 
     request: ModelRequest[Any]
-    model: Runnable[Any, AIMessage] | None = None  # that is asked `messages` beside the turn, past other middleware
+    model: Runnable[Any, AIMessage] | None = None  # called with `messages` in place of the request, past middleware
     messages: Sequence[BaseMessage] = ()
-    plan: int | None = None  # number of the plan that is asked for, if one is
+    plan: int | None = None  # number of the plan that the call requests, if any
 
 
-Turn = Generator[Asked, ModelResponse[Any], ModelResponse[Any]]
-"""Questions of a turn, each of which is sent its response; returns the response of the turn."""
+Turn = Generator[ModelCall, ModelResponse[Any], ModelResponse[Any]]
+"""Yields the model calls of a turn, receives the response to each, and returns the response of the turn."""
 
 
 class TurnMiddleware(AgentMiddleware[Any, Any, Any]):
-    """Middleware with one description of a turn, for agents that run in an event loop and for others."""
+    """Middleware that describes a turn once, for sync and async agents."""
 
     def turn(self, request: ModelRequest[Any]) -> Turn:
         """Take the model's next turn."""
@@ -46,39 +46,39 @@ class TurnMiddleware(AgentMiddleware[Any, Any, Any]):
         response: Any = None
         while True:
             try:
-                asked = turn.send(response)
+                model_call = turn.send(response)
             except StopIteration as end:
                 return cast("ModelResponse[Any]", end.value)
-            response = self.ask(asked, handler)
+            response = self.ask(model_call, handler)
 
     async def awrap_model_call(self, request: ModelRequest[Any], handler: AsyncHandler) -> ModelResponse[Any]:
-        """`wrap_model_call` for agents that run in an event loop."""
+        """Run `wrap_model_call` in an event loop."""
         turn: Turn = self.turn(request)
         response: Any = None
         while True:
             try:
-                asked = turn.send(response)
+                model_call = turn.send(response)
             except StopIteration as end:
                 return cast("ModelResponse[Any]", end.value)
-            response = await self.aask(asked, handler)
+            response = await self.aask(model_call, handler)
 
-    def ask(self, asked: Asked, handler: Handler) -> ModelResponse[Any]:
-        """The response to a question."""
-        if asked.model is None:
-            return handler(asked.request)
-        return ModelResponse(result=[asked.model.invoke(asked.messages)])
+    def ask(self, model_call: ModelCall, handler: Handler) -> ModelResponse[Any]:
+        """Call the model."""
+        if model_call.model is None:
+            return handler(model_call.request)
+        return ModelResponse(result=[model_call.model.invoke(model_call.messages)])
 
-    async def aask(self, asked: Asked, handler: AsyncHandler) -> ModelResponse[Any]:
-        """`ask` in an event loop."""
-        if asked.model is None:
-            return await handler(asked.request)
-        return ModelResponse(result=[await asked.model.ainvoke(asked.messages)])
+    async def aask(self, model_call: ModelCall, handler: AsyncHandler) -> ModelResponse[Any]:
+        """Run `ask` in an event loop."""
+        if model_call.model is None:
+            return await handler(model_call.request)
+        return ModelResponse(result=[await model_call.model.ainvoke(model_call.messages)])
 
 
 def turns_of(messages: Sequence[AnyMessage]) -> list[tuple[AIMessage, list[ToolMessage]]]:
-    """The model's replies since the last question, each with what its tools said."""
+    """Return the model's replies since the last question, each with its tool results."""
     turns: list[tuple[AIMessage, list[ToolMessage]]] = []
-    for message in this_question(messages):
+    for message in since_last_question(messages):
         if isinstance(message, AIMessage):
             turns.append((message, []))
         elif isinstance(message, ToolMessage) and turns:
@@ -87,12 +87,12 @@ def turns_of(messages: Sequence[AnyMessage]) -> list[tuple[AIMessage, list[ToolM
 
 
 def has_failed(results: Sequence[ToolMessage]) -> bool:
-    """Whether there were calls, and none of them went well."""
+    """Whether there were calls and all of them failed."""
     return bool(results) and all(result.status == "error" for result in results)
 
 
 def is_repetition(turns: Sequence[tuple[AIMessage, list[ToolMessage]]]) -> bool:
-    """Whether the last turn makes the calls of the turn before, or those of an earlier turn in which all failed."""
+    """Whether the last turn repeats the calls of the turn before, or of an earlier turn in which all calls failed."""
     if not turns or not (calls := calls_of(turns[-1][0])):
         return False
     before = turns[:-1]
@@ -103,17 +103,17 @@ def is_repetition(turns: Sequence[tuple[AIMessage, list[ToolMessage]]]) -> bool:
 
 
 def calls_of(reply: AIMessage) -> list[tuple[str, dict[str, Any]]]:
-    """Names and arguments of a reply's calls."""
+    """Return names and arguments of a reply's calls."""
     return [(call["name"], call["args"]) for call in reply.tool_calls]
 
 
 def named_call(request: ModelRequest[Any], node: str) -> Runnable[Any, AIMessage]:
-    """The request's model, whose call has that name."""
+    """Bind the label `node` to the request's model."""
     return request.model.bind(**{**request.model_settings, **lookahead_settings(request.model, node=node)})
 
 
-MODEL_CALLS = 12  # Turns of the model on one question
-RETRIES = 2  # How often the model may try again after calls that failed
+MODEL_CALLS = 12  # Default maximum of model turns per question
+RETRIES = 2  # Maximum number of retries after failed calls
 
 
 FINISHER = """You answer a question from the results of tools that were called. Say in one or two short sentences what \
@@ -122,19 +122,19 @@ the results say, and what is missing, if something is. Add nothing that the resu
 
 @dataclass(eq=False, kw_only=True)
 class FinalAnswerMiddleware(TurnMiddleware):
-    """Ends a run with an answer in place of a loop, a limit or nothing.
+    """Ends a run with an answer instead of a loop, a limit or an empty reply.
 
-    The model gets a last turn, without tools, in which it says what the results say and what is missing. This follows
-    the last but one of its turns, calls that repeat the turn before or that failed before (they are not made again),
-    several turns whose calls failed, and an empty reply. All of that is read from the messages since the last question.
+    In a last turn without tools, the model states what the results say and what is missing. This turn is at the limit,
+    after an empty reply, and after several turns whose calls failed. It also follows calls that repeat the turn before
+    or that failed before, which are skipped. The messages since the last question show all of that.
 
     Raises:
-        ValueError: No turn.
+        ValueError: `model_calls` is below 1.
     """
 
-    model_calls: int = MODEL_CALLS  # turns of the model on one question, the last included; at least 1
-    node: str  # name of the model's turns
-    finisher: str = "finisher"  # name of the last turn
+    model_calls: int = MODEL_CALLS  # maximum number of turns per question, the last included; at least 1
+    node: str  # label of the model's turns
+    finisher: str = "finisher"  # label of the last turn
     prompt: str = FINISHER  # system prompt of the last turn
 
     def __post_init__(self) -> None:
@@ -145,21 +145,21 @@ class FinalAnswerMiddleware(TurnMiddleware):
         """Let the model take its turn, or its last one."""
         if not self._is_last(request.state["messages"]):
             settings = lookahead_settings(request.model, node=self.node) | request.model_settings
-            return (yield Asked(request.override(model_settings=settings)))
-        asked = [SystemMessage(self.prompt), *conversation_with_results(request.messages, "Results")]
-        reply = (yield Asked(request, named_call(request, self.finisher), asked)).result[0]
+            return (yield ModelCall(request.override(model_settings=settings)))
+        messages = [SystemMessage(self.prompt), *conversation_with_results(request.messages, "Results")]
+        reply = (yield ModelCall(request, named_call(request, self.finisher), messages)).result[0]
         if not reply.text.strip():
-            results = result_blocks(this_question(request.messages))
+            results = result_blocks(since_last_question(request.messages))
             reply = reply.model_copy(update={"content": f"The model wrote no answer. Results:\n\n{results}"})
         return ModelResponse(result=[reply.model_copy(update={"tool_calls": [], "invalid_tool_calls": []})])
 
     @hook_config(can_jump_to=["model"])
     def after_model(self, state: AgentState[Any], runtime: Any) -> dict[str, Any] | None:
-        """Have a last turn after the same calls, which are not made again, and after an empty reply."""
+        """Go to the last turn after repeated calls, which are skipped, or after an empty reply."""
         turns = turns_of(state["messages"])
         reply = turns[-1][0]
         if is_repetition(turns):
-            told = [
+            skipped = [
                 ToolMessage(
                     "Not called again: the same call was made before.",
                     tool_call_id=call["id"] or "",
@@ -169,7 +169,7 @@ class FinalAnswerMiddleware(TurnMiddleware):
                 )
                 for call in reply.tool_calls
             ]
-            return {"messages": told, "jump_to": "model"}
+            return {"messages": skipped, "jump_to": "model"}
         return {"jump_to": "model"} if _is_empty(reply) else None
 
     def _is_last(self, messages: Sequence[AnyMessage]) -> bool:

@@ -1,1 +1,1 @@
-"""Measuring: replies of several policies to the same problems."""
+"""Benchmarks: replies of several configurations to the same problems."""

@@ -1,4 +1,4 @@
-"""The settings of a benchmark (tasks, modes, policies, models), and the configurations of a task."""
+"""Settings of a benchmark (tasks, modes, policies, models), and the configurations of a task."""
 
 import re
 import tomllib
@@ -23,13 +23,13 @@ from lookahead_agent.policy import DEFAULT_DEPTH, as_policy
 ModeName = Literal[
     "off", "auto", "sd", "shared_draft", "lr", "lr+sd", "lr+shared_draft", "specreason", "random", "peer"
 ]
-"""The target alone; the automatic configuration; token speculation; with a shared draft; Lookahead Reasoning; with each
-kind of token speculation; two baselines for step speculation; a server of another program."""
+"""The target alone; the automatic configuration; token speculation, also with a shared draft; Lookahead Reasoning, also
+with each token speculation. Further: two baselines of step speculation, and another program's server."""
 
 TaskName = Literal[
     "questions", "plan_execute", "react", "rewoo", "llm_compiler", "reflection", "supervisor", "self_consistency"
 ]
-"""Questions to the chat model itself, or the template that solves them."""
+"""Plain questions to the chat model, or the template that solves the problems."""
 
 PEER: ModeName = "peer"
 MODES: tuple[ModeName, ...] = tuple(mode for mode in get_args(ModeName) if mode != PEER)
@@ -38,14 +38,14 @@ TASKS: tuple[TaskName, ...] = get_args(TaskName)
 BASELINE: ModeName = "off"
 LOOKAHEAD: tuple[ModeName, ...] = ("lr", "lr+sd", "lr+shared_draft")  # modes with policies and depths
 
-NODES = "nodes"  # in place of a policy: each node's own in the template ("balanced" for plain questions)
+NODES = "nodes"  # in place of a policy: the template's policy of each node ("balanced" for plain questions)
 
 VARIANT = re.compile(rf"off ({'|'.join(get_args(Precision))})")  # the target alone in another precision
 
 _PEER_PATTERN = re.compile(r"[\w.+ -]+=https?://\S+")
 _PEER_EXAMPLE = "llama.cpp=http://127.0.0.1:8080/v1"
 _DEFAULT_POLICY = "balanced"
-_OF_PAIRS = {"draft_url", "judge_url", "judge_model", "embedding_model", "draft_engine_args", "judge_engine_args"}
+_PAIR_FIELDS = {"draft_url", "judge_url", "judge_model", "embedding_model", "draft_engine_args", "judge_engine_args"}
 _MODE_POLICIES = {"specreason": "specreason", "random": "random", "auto": NODES}
 
 
@@ -54,24 +54,24 @@ class TaskConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = ""  # in reports; empty: as `task`
+    name: str = ""  # in reports; empty: `task`
     task: TaskName = "questions"
     dataset: str = OWN  # JSON Lines file with question and answer, or "own"
     limit: int | None = Field(None, ge=1)  # number of problems; None: all
-    skip: int = Field(0, ge=0)  # problems to leave out at the file's beginning
-    prompt: str = ""  # follows each question after a blank line
-    modes: tuple[ModeName, ...] = ("off", "auto")  # "off" is always among them, but where there are peers
+    skip: int = Field(0, ge=0)  # problems to skip at the beginning of the file
+    prompt: str = ""  # appended to each question after a blank line
+    modes: tuple[ModeName, ...] = ("off", "auto")  # "off" is added unless there are peers
     # OpenAI-compatible servers, each "name=URL"; the first is the baseline where "off" is not measured
     peers: tuple[str, ...] = ()
-    variants: tuple[str, ...] = ()  # of "off", by their names in results, such as "off int8" in another precision
-    # Verifier policies of lookahead, with changes as in "balanced:depth=8", or "nodes"
+    variants: tuple[str, ...] = ()  # "off" in other precisions, such as "off int8"
+    # Policies of the "lr" modes, with options as in "balanced:depth=8", or "nodes"
     policies: tuple[str, ...] = (NODES,)
-    depths: tuple[int, ...] = ()  # depths (γ) of each of them; none: the policy's own, else 4
-    # Replies to each problem in each configuration; with a `seed`, sample s has the seed `seed + s`
+    depths: tuple[int, ...] = ()  # depths (γ) for each policy; empty: the policy's own, else 4
+    # Replies to each problem in each configuration; sample s has the seed `seed + s`, if there is a `seed`
     samples: int = Field(1, ge=1)
     concurrency: int = Field(1, ge=1)  # problems at once
-    tools: tuple[str, ...] = ()  # of the template, as for `load_tools`; none: those of problems with numbers
-    parity: bool = False  # whether nodes that speculate do so under "exact" in the mode "auto", too
+    tools: tuple[str, ...] = ()  # sources for `load_tools`; empty: the tools for problems with numbers
+    parity: bool = False  # whether the mode "auto" uses the policy "exact" for nodes that speculate
     max_tokens: int = Field(512, ge=1)
 
     @field_validator("modes")
@@ -105,10 +105,10 @@ class TaskConfig(BaseModel):
                 raise ValueError(f'{variant!r} is no variant: write it as in "off int8"')
         if self.tools and self.task in ("questions", "reflection", "self_consistency"):
             raise ValueError(f"tools are for templates that call some: {self.task} calls none")
-        given = self.model_fields_set & {"policies", "depths"}
-        if given and not set(LOOKAHEAD) & set(self.modes):
+        explicit = self.model_fields_set & {"policies", "depths"}
+        if explicit and not set(LOOKAHEAD) & set(self.modes):
             raise ValueError(
-                f"{', '.join(sorted(given))} are for the modes {', '.join(LOOKAHEAD)}, which are not measured"
+                f"{', '.join(sorted(explicit))} are for the modes {', '.join(LOOKAHEAD)}, which are not measured"
             )
         return self
 
@@ -119,10 +119,10 @@ class BenchConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str = DEFAULT_SET
-    draft_model: str | None = None  # None: the catalogue's, as for `embedding_model`
+    draft_model: str | None = None  # None: the catalogue's; the same for `embedding_model`
     judge_model: str | None = None  # None: the target judges
     embedding_model: str | None = None
-    # The target's server; None: an engine in this process, as for the next two
+    # URL of the target's server; None: an engine of this process; the same for the next two
     base_url: str | None = None
     draft_url: str | None = None  # the draft's
     judge_url: str | None = None  # the judge's
@@ -130,18 +130,18 @@ class BenchConfig(BaseModel):
     engine_args: dict[str, Any] = Field(default_factory=dict)
     draft_engine_args: dict[str, Any] = Field(default_factory=dict)
     judge_engine_args: dict[str, Any] = Field(default_factory=dict)
-    # The method of "sd" and "lr+sd": as `ChatLookahead.token_speculation`
+    # `ChatLookahead.token_speculation` in the modes "sd" and "lr+sd"
     token_speculation: str | dict[str, Any] = "draft_model"
-    precision: Precision = "auto"  # of the target's weights in all modes but "auto": as `ChatLookahead.precision`
-    # 0 is greedy; None: the value that the model's makers recommend, as for the next two
+    precision: Precision = "auto"  # of the target's weights in all modes but "auto"
+    # 0 is greedy; None: the model's recommended value; the same for the next two
     temperature: float | None = Field(0.0, ge=0)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0)  # 0 is no limit
-    # Of the first sample; None: replies have none. A sampled reply with a seed gets no draft tokens from a shared
+    # Of the first sample; None: replies have no seed. A sampled reply with a seed gets no draft tokens from a shared
     # draft
     seed: int | None = None
-    # Modes whose engines are in memory together, block after block, where all at once would not fit. "off" is part of
-    # each, and the baseline of its modes; none: one block
+    # Blocks of modes whose engines are in memory together, measured one after the other if not all fit. Each block has
+    # "off" as its baseline; empty: one block
     blocks: tuple[tuple[ModeName, ...], ...] = ()
     tasks: tuple[TaskConfig, ...] = Field(default=(TaskConfig(),), min_length=1)
 
@@ -162,13 +162,13 @@ class BenchConfig(BaseModel):
 
 
 def packaged_configs() -> dict[str, Path]:
-    """The benchmarks that ship with the package, by name."""
+    """Return the files of the packaged benchmarks by name."""
     folder = Path(str(resources.files("lookahead_agent.bench"))) / "configs"
     return {file.stem: file for file in sorted(folder.glob("*.toml"))}
 
 
 def load_config(name: str) -> BenchConfig:
-    """Read the settings of a packaged benchmark, or of a TOML file."""
+    """Read the settings of a packaged benchmark or a TOML file; raises ConfigurationError if they are invalid."""
     file = packaged_configs().get(name, Path(name))
     if not file.is_file():
         known = ", ".join(packaged_configs())
@@ -181,7 +181,7 @@ def load_config(name: str) -> BenchConfig:
 
 
 def make_config(fields: dict[str, Any]) -> BenchConfig:
-    """The settings from fields."""
+    """Validate the fields of a benchmark; raises ConfigurationError if they are invalid."""
     try:
         return BenchConfig.model_validate(fields)
     except ValidationError as error:
@@ -192,15 +192,15 @@ def make_config(fields: dict[str, Any]) -> BenchConfig:
 class Configuration:
     """One configuration of a task."""
 
-    mode: ModeName  # its mode
-    policy: str  # of nodes that speculate on steps, or "nodes"
-    changes: str = ""  # of that policy, as in "depth=8"
+    mode: ModeName
+    policy: str  # of nodes with step speculation, or "nodes"
+    changes: str = ""  # options of that policy, as in "depth=8"
     precision: Precision | None = None  # of the target's weights; None: the benchmark's
     peer: str = ""  # name and URL of a server, as in "llama.cpp=http://127.0.0.1:8080/v1"
 
     @property
     def name(self) -> str:
-        """Unique name for tables."""
+        """The name in results and tables, unique in its task."""
         if self.peer:
             return self.peer.partition("=")[0]
         policy = self.policy if self.mode in LOOKAHEAD and self.policy != NODES else ""
@@ -212,52 +212,52 @@ class Configuration:
         return self.mode not in ("off", "sd", "shared_draft", PEER)
 
     def token_speculation(self, method: str | dict[str, Any]) -> str | dict[str, Any]:
-        """The chat model's `token_speculation`; `method` is the benchmark's, of "sd" and "lr+sd"."""
+        """Return the chat model's `token_speculation`; `method` is the benchmark's, for "sd" and "lr+sd"."""
         if self.mode in ("sd", "lr+sd"):
             return method
         if self.mode in ("shared_draft", "lr+shared_draft"):
             return "shared_draft"
         return "auto" if self.mode == "auto" else "none"
 
-    def policies(self, of_template: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-        """The default policy and those of nodes: only nodes that speculate in the template speculate here."""
+    def policies(self, node_policies: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+        """Return the default policy and those of nodes; nodes that do not speculate in the template get "off"."""
         if not self.speculates_on_steps:
             return "off", {}
 
-        def changed(policy: str) -> str:
+        def with_changes(policy: str) -> str:
             return f"{policy}:{self.changes}" if self.changes else policy
 
-        default = changed(_DEFAULT_POLICY if self.policy == NODES else self.policy)
+        default = with_changes(_DEFAULT_POLICY if self.policy == NODES else self.policy)
         return default, {
-            node: (changed(policy) if self.policy == NODES else default) if as_policy(policy).speculates else "off"
-            for node, policy in of_template.items()
+            node: (with_changes(policy) if self.policy == NODES else default) if as_policy(policy).speculates else "off"
+            for node, policy in node_policies.items()
         }
 
 
 def configurations_of(task: TaskConfig) -> list[Configuration]:
-    """All configurations of a task, the baseline first."""
-    found = []
+    """List all configurations of a task, the baseline first; raises an error for unknown policies."""
+    configurations = []
     for mode in task.modes:
         if mode not in LOOKAHEAD:
             lossless = task.parity and mode == "auto"
-            found.append(Configuration(mode, "exact" if lossless else _MODE_POLICIES.get(mode, "off")))
+            configurations.append(Configuration(mode, "exact" if lossless else _MODE_POLICIES.get(mode, "off")))
             if mode == BASELINE:
                 precisions = [cast(Precision, variant.removeprefix("off ")) for variant in dict.fromkeys(task.variants)]
-                found += [Configuration(mode, "off", precision=precision) for precision in precisions]
+                configurations += [Configuration(mode, "off", precision=precision) for precision in precisions]
             continue
         for policy, depth in product(task.policies, task.depths or (None,)):
-            found.append(Configuration(mode, policy, f"depth={depth}" if depth is not None else ""))
-    found += [Configuration(PEER, "off", peer=peer) for peer in task.peers]
-    of_template = template_policies(task)
-    for configuration in found:
-        default, nodes = configuration.policies(of_template)
+            configurations.append(Configuration(mode, policy, f"depth={depth}" if depth is not None else ""))
+    configurations += [Configuration(PEER, "off", peer=peer) for peer in task.peers]
+    node_policies = template_policies(task)
+    for configuration in configurations:
+        default, nodes = configuration.policies(node_policies)
         for name in (default, *nodes.values()):
             as_policy(name)
-    return found
+    return configurations
 
 
 def template_policies(task: TaskConfig) -> dict[str, str]:
-    """The policies of a task's template, by node; none for plain questions."""
+    """Return the policies of a task's template by node; empty for plain questions."""
     return {} if task.task == "questions" else dict(template("graphs", task.task).POLICIES)
 
 
@@ -269,30 +269,30 @@ def chat_model(
     on_cpu: bool | None = None,
     make: Callable[..., ChatLookahead] = ChatLookahead,
 ) -> ChatLookahead:
-    """The chat model of a configuration; nothing is loaded yet. `on_cpu` is None for this machine's."""
+    """Create the chat model of a configuration; nothing is loaded yet. `on_cpu` is None to detect it."""
     on_cpu = runs_on_cpu() if on_cpu is None else on_cpu
     default, nodes = configuration.policies(template_policies(task))
-    tokens = configuration.token_speculation(config.token_speculation)
+    method = configuration.token_speculation(config.token_speculation)
     fields: dict[str, Any] = {
         **config.model_dump(include={"model", "engine_args", "temperature", "top_p", "top_k"}),
-        "draft_model": config.draft_model if configuration.speculates_on_steps or tokens != "none" else None,
+        "draft_model": config.draft_model if configuration.speculates_on_steps or method != "none" else None,
         "policy": default,
         "policies": nodes,
         "depth": DEFAULT_DEPTH if configuration.mode in LOOKAHEAD else "auto",
-        "token_speculation": tokens,
+        "token_speculation": method,
         "precision": "auto" if configuration.mode == "auto" else configuration.precision or config.precision,
         "max_tokens": task.max_tokens,
         "return_token_ids": True,
-        "use_daemon": False,  # the engines of this run are measured
-        "streaming": True,  # or callbacks are not told of the first token
+        "use_daemon": False,  # the benchmark measures engines of its own
+        "streaming": True,  # so that callbacks get the first token
     }
     if config.base_url is not None:
         fields["base_url"] = config.base_url
-    # Cores are divided, so that on a CPU `off` has an engine of its own. On a GPU it has the pair's: the policy here is
-    # one that loads the draft, and each call's decides.
+    # On a CPU, `off` has an engine of its own, since a pair divides the cores. On a GPU it shares the pair's engines:
+    # the policy here loads the draft, and each call's policy is "off".
     shares_engines = configuration.mode == BASELINE and not on_cpu
     if shares_engines:
         fields |= {"policy": "exact", "depth": DEFAULT_DEPTH, "draft_model": config.draft_model}
-    if configuration.speculates_on_steps or tokens == "shared_draft" or shares_engines:
-        fields |= config.model_dump(include=_OF_PAIRS)
+    if configuration.speculates_on_steps or method == "shared_draft" or shares_engines:
+        fields |= config.model_dump(include=_PAIR_FIELDS)
     return make(**fields)

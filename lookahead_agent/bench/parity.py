@@ -1,4 +1,4 @@
-"""Whether speculation changed what an agent did: its calls with and without it, byte for byte."""
+"""Compares an agent's actions with and without speculation, byte for byte."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,29 +13,29 @@ from lookahead_agent.policy import as_policy
 
 @dataclass(frozen=True)
 class Difference:
-    """The first act in which a run with speculation left the run without it."""
+    """The first action in which a run with speculation differs from the run without it."""
 
     problem: str
-    place: str  # the node, and which of its acts, or "the run"
-    off: str  # in the run without speculation; empty: it has no such act, as for `on`
+    place: str  # the node and the number of its action, "the run", or "the answer"
+    off: str  # the action without speculation; empty: none, as for `on`
     on: str
-    promised: bool  # whether the policies promise that there is none
+    promised: bool  # whether the policies promise equality
 
 
 @dataclass(frozen=True)
 class Parity:
-    """One configuration of a task against the target alone."""
+    """The comparison of one configuration of a task with the target alone."""
 
     task: str
     configuration: str
-    runs: int = 0  # that both have
-    acts: int = 0  # model replies that act and runs of tools, without speculation
+    runs: int = 0  # that both configurations have
+    acts: int = 0  # actions in replies and tool runs, without speculation
     promised: int = 0  # runs whose policies promise equality
-    differences: list[Difference] = field(default_factory=list)  # one per run at most
+    differences: list[Difference] = field(default_factory=list)  # at most one per run
 
     @property
     def holds(self) -> bool:
-        """Whether all that was promised was kept."""
+        """Whether no run differs whose policies promise equality."""
         return not any(difference.promised for difference in self.differences)
 
 
@@ -43,17 +43,17 @@ def parity(samples: Iterable[Sample]) -> list[Parity]:
     """Compare each configuration's runs with those of the target alone, problem by problem."""
     groups = by_configuration(samples)
     found = []
-    for (task, configuration), of_this in groups.items():
+    for (task, configuration), members in groups.items():
         if configuration == BASELINE:
             continue
         alone = {(each.block, each.problem, each.sample): each for each in groups.get((task, BASELINE), [])}
-        pairs = [(off, each) for each in of_this if (off := alone.get((each.block, each.problem, each.sample)))]
+        pairs = [(off, each) for each in members if (off := alone.get((each.block, each.problem, each.sample)))]
         found.append(
             Parity(
                 task,
                 configuration,
                 len(pairs),
-                sum(len(acts) for off, _ in pairs for acts in acts_of(off).values()),
+                sum(len(acts) for off, _ in pairs for acts in actions_of(off).values()),
                 sum(_promised(off) and _promised(on) for off, on in pairs),
                 [difference for off, on in pairs if (difference := _difference(off, on)) is not None],
             )
@@ -61,10 +61,10 @@ def parity(samples: Iterable[Sample]) -> list[Parity]:
     return found
 
 
-def acts_of(sample: Sample) -> dict[str, list[str]]:
-    """The actions that each node's replies wrote, and the runs of each node's tools, in the order of the graph's steps.
+def actions_of(sample: Sample) -> dict[str, list[str]]:
+    """Collect the actions in each node's replies and the runs of each node's tools, in the order of the graph's steps.
 
-    Acts of one step may run at once and are sorted; the reply that wrote them has their order.
+    Actions of one step may run in parallel and are sorted; their order is in the reply that wrote them.
     """
     nodes: dict[str, list[tuple[int, float, str]]] = {}
     for call in sample.calls:
@@ -79,7 +79,7 @@ def acts_of(sample: Sample) -> dict[str, list[str]]:
 
 def _difference(off: Sample, on: Sample) -> Difference | None:
     promised = _promised(off) and _promised(on)
-    first, second = acts_of(off), acts_of(on)
+    first, second = actions_of(off), actions_of(on)
     for node in dict.fromkeys((*first, *second)):
         pairs = zip_longest(first.get(node, []), second.get(node, []), fillvalue="")
         for number, (mine, other) in enumerate(pairs, 1):
@@ -93,13 +93,13 @@ def _difference(off: Sample, on: Sample) -> Difference | None:
 
 
 def _promised(sample: Sample) -> bool:
-    """Whether all of a run's tokens must be the target's own: greedy, it has then no choice."""
+    """Whether all tokens of a run must be the target's own; at temperature 0, these are determined."""
     return all(call.accepted == 0 or _is_lossless(call.policy) for call in sample.calls)
 
 
 def _is_lossless(policy: str) -> bool:
     try:
         known = as_policy(policy)
-    except PolicyError:  # one of a user's own, of which only the name is known
+    except PolicyError:  # a user's own policy, of which only the name is known
         return False
     return not known.speculates or known.verifier == "exact"

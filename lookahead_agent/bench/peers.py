@@ -1,4 +1,4 @@
-"""Chat models of other programs' servers, which a benchmark measures beside `ChatLookahead`."""
+"""Chat models of other programs' servers, which a benchmark compares with `ChatLookahead`."""
 
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -14,11 +14,11 @@ with extra_imports("peers need langchain-openai: pip install 'lookahead-agent[be
     from langchain_openai import ChatOpenAI
     from openai import APIConnectionError
 
-_PATIENCE_S = 10.0
+_TIMEOUT_S = 10.0
 
 
 class PeerChat(ChatOpenAI):
-    """The chat model of an OpenAI-compatible server, as LangChain users know it; a lost server ends the benchmark."""
+    """LangChain's chat model for an OpenAI-compatible server; a lost connection ends the benchmark."""
 
     def _stream(self, *args: Any, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
         try:
@@ -27,26 +27,26 @@ class PeerChat(ChatOpenAI):
             raise EngineError(f"the server {self.openai_api_base} does not answer any more: {error}") from error
 
     async def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
-        # OpenAI's asynchronous client belongs to one event loop, and each sample has its own.
+        # Streams synchronously: OpenAI's async client belongs to one event loop, but each sample has its own.
         async for chunk in BaseChatModel._astream(self, *args, **kwargs):
             yield chunk
 
     def start(self, progress: object = None) -> None:
-        """The user has started the server."""
+        """Do nothing: the user has started the server."""
 
     def close(self) -> None:
-        """The user ends the server."""
+        """Do nothing: the user stops the server."""
 
 
 def peer_chat(config: BenchConfig, task: TaskConfig, configuration: Configuration) -> PeerChat:
-    """The chat model of a server with its first model.
+    """Create the chat model for the first model that a server lists.
 
     Raises:
-        ConfigurationError: It does not say which models it has.
+        ConfigurationError: The server does not list a model.
     """
     name, _, url = configuration.peer.partition("=")
     try:
-        listed = httpx.get(f"{url.rstrip('/')}/models", timeout=_PATIENCE_S).raise_for_status().json()
+        listed = httpx.get(f"{url.rstrip('/')}/models", timeout=_TIMEOUT_S).raise_for_status().json()
         model = str(listed["data"][0]["id"])
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
         raise ConfigurationError(

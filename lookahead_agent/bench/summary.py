@@ -1,4 +1,4 @@
-"""Summaries of results, by task and configuration, and by node of a graph."""
+"""Summaries of results by task and configuration, with confidence intervals."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -11,23 +11,23 @@ from lookahead_agent.bench.samples import CallRecord, Sample, acceptance_of
 from lookahead_agent.errors import extra_imports
 from lookahead_agent.trace.node_times import FIGURES, Span
 
-Pairs = Sequence[tuple[Sample, Sample]]  # samples of the same problem, number and block
+Pairs = Sequence[tuple[Sample, Sample]]  # pairs with equal problem, number and block
 
-_MOST_STEPS = 10_000
+_MAX_STEPS = 10_000
 _RESAMPLES = 1000
 _CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure and its 95 % confidence interval."""
+    """A statistic and its 95 % confidence interval."""
 
-    value: float  # the figure
-    low: float | None = None  # lower end; None: too few samples to tell, as for `high`
+    value: float
+    low: float | None = None  # lower end; None: too few problems, as for `high`
     high: float | None = None  # upper end
 
     def shown(self, form: Callable[[float], str], ends: Callable[[float], str] | None = None) -> str:
-        """Text such as "0.49 (0.43 to 0.53)"; `ends` formats the interval, if not as `form` does."""
+        """Format as "0.49 (0.43 to 0.53)"; `ends` formats the interval, by default like `form`."""
         if self.low is None or self.high is None:
             return form(self.value)
         ends = ends or form
@@ -36,7 +36,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class ConfigurationSummary:
-    """One configuration of a task."""
+    """The summary of one configuration of a task."""
 
     task: str
     configuration: str
@@ -44,9 +44,9 @@ class ConfigurationSummary:
     samples: int
     errors: int  # failed samples
     accuracy: Estimate | None  # share of correct answers; None: nothing to check
-    accuracy_difference: Estimate | None  # against the baseline, problem by problem; None for it, as the next
-    speedup: Estimate | None  # the baseline's seconds over this one's: the median over problems
-    rate_ratio: Estimate | None  # tokens per second over the baseline's, likewise
+    accuracy_difference: Estimate | None  # from the baseline's, by problem; None for the baseline, as the next two
+    speedup: Estimate | None  # median over problems of the baseline's seconds over the configuration's
+    rate_ratio: Estimate | None  # median over problems of its tokens per second over the baseline's
     seconds: float  # per sample, median
     tokens: float  # output tokens per sample, mean
     tokens_per_second: float  # of a sample, median
@@ -59,16 +59,16 @@ class ConfigurationSummary:
 
 
 def summarize(samples: Sequence[Sample]) -> list[ConfigurationSummary]:
-    """A summary per task and configuration, in the order of measurement, the baseline of each task first."""
+    """Summarize each task's configurations in the order of measurement, the baseline first."""
     groups = by_configuration(samples)
     baselines: dict[str, list[Sample]] = {}
-    for (task, _), of_one in groups.items():
-        baselines.setdefault(task, of_one if of_one[0].mode in (BASELINE, PEER) else [])
-    return [_summary(of_one, baselines[task]) for (task, _), of_one in groups.items()]
+    for (task, _), members in groups.items():
+        baselines.setdefault(task, members if members[0].mode in (BASELINE, PEER) else [])
+    return [_summary(members, baselines[task]) for (task, _), members in groups.items()]
 
 
 def by_configuration(samples: Iterable[Sample]) -> dict[tuple[str, str], list[Sample]]:
-    """Samples by task and configuration, the baseline of each task first: the target alone, else the first peer."""
+    """Group samples by task and configuration, each task's baseline first: the target alone, else the first peer."""
     groups: dict[tuple[str, str], list[Sample]] = {}
     for sample in samples:
         groups.setdefault((sample.task, sample.configuration), []).append(sample)
@@ -78,40 +78,40 @@ def by_configuration(samples: Iterable[Sample]) -> dict[tuple[str, str], list[Sa
 
 
 def pairs(first: Sequence[Sample], second: Sequence[Sample]) -> Pairs:
-    """Samples of the same problem, number and block that both have, without those that failed."""
+    """Pair the samples of equal problem, number and block, without failed ones."""
     others = {(other.block, other.problem, other.sample): other for other in second if other.error is None}
-    found = [(mine, others.get((mine.block, mine.problem, mine.sample))) for mine in first if mine.error is None]
-    return [(mine, other) for mine, other in found if other is not None]
+    candidates = [(mine, others.get((mine.block, mine.problem, mine.sample))) for mine in first if mine.error is None]
+    return [(mine, other) for mine, other in candidates if other is not None]
 
 
 def spans_of_samples(samples: Sequence[Sample]) -> list[Span]:
-    """The replies and tool runs of samples, as if these had run one after another."""
+    """Convert the calls and tool runs of samples to spans, as if the samples had run one after another."""
     spans: list[Span] = []
-    begin = 0.0
+    offset = 0.0
     for number, sample in enumerate(samples):
         for call in sample.calls:
-            start, busy = begin + call.started, call.busy
+            start, busy = offset + call.started, call.busy
             times = busy.get("prompt", 0.0), busy.get("writing", 0.0), busy.get("waiting", 0.0)
             span = Span(call.path or call.node or "(no node)", start, start + call.seconds, False, call.step, *times)
             spans.append(replace(span, **{name: getattr(call, name) for name in FIGURES}))
         for run in sample.tools:
-            start, node = begin + run.started, run.path or "(no node)"
-            step = None if run.step is None else number * _MOST_STEPS + run.step
+            start, node = offset + run.started, run.path or "(no node)"
+            step = None if run.step is None else number * _MAX_STEPS + run.step
             spans.append(Span(node, start, start + run.seconds, True, step))
-        begin += sample.seconds
+        offset += sample.seconds
     return spans
 
 
 def measured_levers(samples: Sequence[Sample]) -> dict[str, float]:
-    """Seconds of writing that a run wins against the target alone, of the levers that these samples of a task tried."""
-    groups = {configuration: of_this for (_, configuration), of_this in by_configuration(samples).items()}
-    won = {}
-    for of_this in groups.values():
-        mode, method = of_this[0].mode, of_this[0].settings.get("token_speculation")
+    """Return the mean seconds of writing that each measured lever saves a run of this task against the target alone."""
+    groups = {configuration: members for (_, configuration), members in by_configuration(samples).items()}
+    saved = {}
+    for members in groups.values():
+        mode, method = members[0].mode, members[0].settings.get("token_speculation")
         name = {"shared_draft": "shared draft", "sd": "prompt lookup" if method == "ngram" else None}.get(mode)
-        if name is not None and (paired := pairs(of_this, groups.get(BASELINE, []))):
-            won[name] = float(np.mean([_writing(alone) - _writing(mine) for mine, alone in paired]))
-    return won
+        if name is not None and (paired := pairs(members, groups.get(BASELINE, []))):
+            saved[name] = float(np.mean([_writing(alone) - _writing(mine) for mine, alone in paired]))
+    return saved
 
 
 def _writing(sample: Sample) -> float:
@@ -136,7 +136,9 @@ def _summary(samples: Sequence[Sample], baseline: Sequence[Sample]) -> Configura
         accuracy=estimate(np.mean, _by_problem(checked, _correct)) if checked else None,
         accuracy_difference=accuracy_difference(paired),
         speedup=speedup(paired) if paired else None,
-        rate_ratio=over_problems(median_ratio, paired, lambda sample: sample.tokens_per_second) if paired else None,
+        rate_ratio=estimate_over_problems(median_ratio, paired, lambda sample: sample.tokens_per_second)
+        if paired
+        else None,
         seconds=float(np.median([sample.seconds for sample in finished])),
         tokens=tokens / len(finished),
         tokens_per_second=float(np.median([sample.tokens_per_second for sample in finished])),
@@ -150,26 +152,26 @@ def _summary(samples: Sequence[Sample], baseline: Sequence[Sample]) -> Configura
     )
 
 
-def over_problems(statistic: Callable[..., Any], paired: Pairs, of: Callable[[Sample], float]) -> Estimate:
-    """A statistic of two columns: a figure `of` the first and of the second sample of each pair.
+def estimate_over_problems(statistic: Callable[..., Any], paired: Pairs, of: Callable[[Sample], float]) -> Estimate:
+    """Estimate a statistic of two columns: `of` the first and `of` the second sample of each pair.
 
-    Several samples of a problem count as one, their mean: they are not independent.
+    Samples of one problem are not independent, so that their mean counts as one entry.
     """
     first, second = zip(*paired, strict=True)
     return estimate(statistic, _by_problem(first, of), _by_problem(second, of))
 
 
 def speedup(paired: Pairs) -> Estimate:
-    """Seconds of the second of each pair over the first's: the median over problems."""
-    return over_problems(
+    """Estimate the median over problems of the second sample's seconds over the first's."""
+    return estimate_over_problems(
         lambda mine, other, axis=-1: median_ratio(other, mine, axis), paired, lambda sample: sample.seconds
     )
 
 
 def accuracy_difference(paired: Pairs) -> Estimate | None:
-    """Accuracy of the first of each pair minus the second's; None: nothing to check."""
+    """Estimate the accuracy of the first samples minus that of the second; None: nothing to check."""
     checked = [both for both in paired if all(sample.correct is not None for sample in both)]
-    return over_problems(mean_difference, checked, _correct) if checked else None
+    return estimate_over_problems(mean_difference, checked, _correct) if checked else None
 
 
 def _correct(sample: Sample) -> float:
@@ -177,10 +179,10 @@ def _correct(sample: Sample) -> float:
 
 
 def _by_problem(samples: Iterable[Sample], of: Callable[[Sample], float]) -> list[float]:
-    figures: dict[str, list[float]] = {}
+    values: dict[str, list[float]] = {}
     for sample in samples:
-        figures.setdefault(sample.problem, []).append(of(sample))
-    return [float(np.mean(of_problem)) for of_problem in figures.values()]
+        values.setdefault(sample.problem, []).append(of(sample))
+    return [float(np.mean(group)) for group in values.values()]
 
 
 def _wasted(calls: Iterable[CallRecord], role: str) -> int:
@@ -200,15 +202,15 @@ def _same_tokens(paired: Pairs) -> int | None:
 
 
 def estimate(statistic: Callable[..., Any], *columns: Sequence[float]) -> Estimate:
-    """A statistic of columns, one entry per problem, with a bootstrap interval: it resamples whole rows."""
+    """Estimate a statistic of columns with one entry per problem; the bootstrap interval resamples whole rows."""
     arrays = [np.asarray(column, dtype=float) for column in columns]
     value = float(statistic(*arrays, axis=-1))
     if len(arrays[0]) < 2:
         return Estimate(value)
     with extra_imports("reports need SciPy: pip install 'lookahead-agent[bench]'"):
         from scipy.stats import bootstrap
-    # The percentile method, since the others have no answer where all samples are equal.
-    found: Any = bootstrap(
+    # The percentile method, since BCa, SciPy's default, is undefined if all samples are equal.
+    interval: Any = bootstrap(
         arrays,
         statistic,
         paired=True,
@@ -217,14 +219,14 @@ def estimate(statistic: Callable[..., Any], *columns: Sequence[float]) -> Estima
         method="percentile",
         rng=0,
     ).confidence_interval
-    return Estimate(value, float(found.low), float(found.high))
+    return Estimate(value, float(interval.low), float(interval.high))
 
 
 def median_ratio(first: Any, second: Any, axis: int = -1) -> Any:
-    """The median of first over second, pair by pair."""
+    """Return the median of the ratios first / second."""
     return np.median(first / second, axis=axis)
 
 
 def mean_difference(first: Any, second: Any, axis: int = -1) -> Any:
-    """The mean of the differences."""
+    """Return the mean of the differences first - second."""
     return np.mean(first - second, axis=axis)

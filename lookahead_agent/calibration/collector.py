@@ -1,7 +1,7 @@
-"""Has draft and target write over problems, and the target go on from a step of each: pairs labelled by what follows.
+"""Collects pairs of steps from problems, labelled by the outcomes of the target's continuations.
 
-The decoder writes a reply with a verifier that rejects every draft step, and has seen each pair of comparable steps.
-One is drawn. From there the target goes on, several times from the draft's step and several times from its own.
+The decoder writes a reply with a verifier that rejects every draft step and records each comparable pair. One pair is
+drawn. The target then continues several times from the draft's step and several times from its own.
 """
 
 import asyncio
@@ -42,27 +42,27 @@ from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.verifiers.random_accept import draw
 
 _SEEDS = 1 << 31
-_TEMPERATURE = 0.7  # Of continuations: they are compared by chance
+_TEMPERATURE = 0.7  # sampling temperature of continuations, which must vary
 
 
 @dataclass(eq=False)
 class Collector:
-    """Collects pairs into a file, with a chat model that has draft, embedder and judge; nothing is loaded yet."""
+    """Collects pairs into a file, with a chat model that has draft, embedder and judge; `run` loads the models."""
 
     llm: ChatLookahead
     problems: Sequence[Problem]
     out: Path
     _: KW_ONLY
-    measures: Sequence[Measure] = ("similarity",)  # of verifiers, by which thresholds are learnt
-    at_once: int = 24  # replies that are written at the same time
-    seed: int = 0  # of the positions and of the continuations
+    measures: Sequence[Measure] = ("similarity",)  # measures of verifiers whose thresholds are learnt
+    at_once: int = 24  # concurrent replies
+    seed: int = 0  # seed of the drawn positions and of the continuations
     rule: OutcomeRule = field(default_factory=OutcomeRule)  # decides which continuations a pair needs
 
     def __post_init__(self) -> None:
         self._file = RowFile(self.out)
         self._sampling = self.llm.request("", CallOptions()).sampling
         self._policy = as_policy(self.llm.policy)
-        self._room = asyncio.Semaphore(self.at_once)
+        self._slots = asyncio.Semaphore(self.at_once)
         self._settings: dict[str, Any] = {
             **{name: getattr(self._sampling, name) for name in ("temperature", "top_p", "top_k", "max_tokens")},
             **{"delimiter": str(self._policy.delimiter), "temperature_on": _TEMPERATURE, "seed": self.seed},
@@ -77,7 +77,7 @@ class Collector:
 
     @property
     def pairs(self) -> dict[str, LabelledPair]:
-        """The pairs by problem."""
+        """The pairs in the file, by problem."""
         return labelled_pairs(self._file.rows, self.rule)
 
     def run(self, progress: Progress) -> None:
@@ -88,15 +88,15 @@ class Collector:
             if not pairless and not self._unfinished() and not self._unmeasured():
                 return
             self.llm.start(progress)
-            # Problems go in turns: after any interruption nearly all pairs that are there have their label.
+            # In batches of problems: after an interruption, nearly all pairs in the file have their label.
             size, done = 2 * self.at_once, len(self.problems) - len(pairless)
             with progress.task("Collecting pairs", len(self.problems)) as advance:
                 for begin in range(0, max(1, len(pairless)), size):
                     advance(done + begin)
-                    background.run(self._turn(pairless[begin : begin + size]))
+                    background.run(self._collect_batch(pairless[begin : begin + size]))
                 advance(len(self.problems))
 
-    async def _turn(self, problems: Sequence[Problem]) -> None:
+    async def _collect_batch(self, problems: Sequence[Problem]) -> None:
         async with self.llm.backend.engines(self._policy) as engines:
             if engines.draft is None:
                 raise ConfigurationError(engines.problem or "there is no draft model to collect steps of")
@@ -104,27 +104,27 @@ class Collector:
             settings = self._settings | {"models": models, "precision": engines.precision}
             if any(row["settings"] != settings for row in pair_rows(self._file.rows)):
                 raise ConfigurationError(f"{self._file.path} has pairs of other models: choose another file")
-            await self._keep(self._pair(engines, engines.draft, problem, settings) for problem in problems)
-            await self._keep(self._outcomes(engines.target, pair) for pair in self._unfinished())
+            await self._append(self._pair(engines, engines.draft, problem, settings) for problem in problems)
+            await self._append(self._outcomes(engines.target, pair) for pair in self._unfinished())
             self._check_models(engines)
-            await self._keep(self._scores(engines, *each) for each in self._unmeasured())
+            await self._append(self._scores(engines, *unmeasured) for unmeasured in self._unmeasured())
 
-    async def _keep(self, rows: Iterable[Coroutine[Any, Any, BaseModel]]) -> None:
-        async with aclosing(background.as_they_come(rows)) as found:
+    async def _append(self, rows: Iterable[Coroutine[Any, Any, BaseModel]]) -> None:
+        async with aclosing(background.as_completed(rows)) as found:
             async for row in found:
                 self._file.append(row.model_dump(mode="json"))
 
     def _unfinished(self) -> list[LabelledPair]:
-        """Pairs of which nobody knows yet whether they change the outcome."""
+        """The pairs without a label yet."""
         return [pair for pair in self.pairs.values() if pair.changes_outcome is None]
 
     def _unmeasured(self) -> list[tuple[LabelledPair, list[Measure]]]:
-        """Pairs and what is to be measured of them."""
+        """The pairs that lack scores, with the missing measures."""
         missing = [(pair, [name for name in self.measures if name not in pair.scores]) for pair in self.pairs.values()]
         return [(pair, names) for pair, names in missing if names]
 
     def _check_models(self, engines: EngineSet) -> None:
-        """Check that the verifiers' models are there, and that the judge is the one of the pairs that are judged."""
+        """Check that the verifiers' models are loaded, and that the judge is the one of the file's scores."""
         if engines.problem is not None or engines.embedder is None:
             raise ConfigurationError(engines.problem or "there is no embedding model to measure similarity with")
         judge = engines.names.get("judge")
@@ -134,14 +134,14 @@ class Collector:
             raise ConfigurationError(f"{judged}: collect into a copy of the file without its rows of scores")
 
     async def _scores(self, engines: EngineSet, pair: LabelledPair, names: Sequence[Measure]) -> ScoresRow:
-        async with self._room:
+        async with self._slots:
             scores = await measure(engines, pair.row, names)
         judge = engines.names.get("judge") if JUDGED & set(names) else None
         return ScoresRow(problem=pair.row.problem, scores=scores, judge=judge)
 
     async def _pair(self, engines: EngineSet, draft: Engine, problem: Problem, shared: Mapping[str, Any]) -> PairRow:
-        """Two steps of a position of the reply, drawn from those with two comparable steps."""
-        target, seen = engines.target, _SeenPairs()
+        """Generate a reply and draw one of its comparable pairs."""
+        target, recorder = engines.target, _PairRecorder()
         request = ReplyRequest(
             tuple(_prompt(target, problem.question)),
             self._sampling,
@@ -155,54 +155,56 @@ class Collector:
             delimiter=self._policy.delimiter,
             max_step_tokens=self._policy.max_step_tokens,
         )
-        async with self._room:
-            reply = await lookahead(request, target, draft, seen, settings)
+        async with self._slots:
+            reply = await lookahead(request, target, draft, recorder, settings)
         if reply.report.speculation_disabled is not None:
             raise EngineError(reply.report.speculation_disabled)
         row: dict[str, Any] = {"settings": shared, "environment": environment(), "reply": reply.text}
         row |= {name: getattr(problem, name) for name in ("fingerprint", "question", "answer")}
-        if seen.pairs:
-            pair = seen.pairs[int(draw(self.seed, "position", problem.fingerprint) * len(seen.pairs))]
+        if recorder.pairs:
+            pair = recorder.pairs[int(draw(self.seed, "position", problem.fingerprint) * len(recorder.pairs))]
             before = bisect_left(reply.text_ends, len(pair.before)) + 1 if pair.before else 0
             row |= {name: getattr(pair, name) for name in ("before", "position", "draft", "target")}
-            row |= {"before_ids": reply.token_ids[:before], "positions": len(seen.pairs)}
+            row |= {"before_ids": reply.token_ids[:before], "positions": len(recorder.pairs)}
         return PairRow(problem=problem.id, **row)
 
     async def _outcomes(self, target: Engine, pair: LabelledPair) -> OutcomesRow:
-        """The answers that the target comes to from each of two steps, as often as the rule asks."""
+        """Continue from both steps as often as the rule needs, and check the answers."""
         row = pair.row
         steps = {"draft": row.pair.draft, "target": row.pair.target}
-        right: dict[str, list[bool]] = {"draft": [], "target": []}
+        correct: dict[str, list[bool]] = {"draft": [], "target": []}
         answer = row.answer
-        while missing := self.rule.missing(right["draft"], right["target"]):
-            numbers = range(len(right["draft"]), len(right["draft"]) + missing)
+        while missing := self.rule.missing(correct["draft"], correct["target"]):
+            numbers = range(len(correct["draft"]), len(correct["draft"]) + missing)
             texts = {
-                side: await background.all_of(self._whole(target, row, step, side, number) for number in numbers)
+                side: await background.gather_or_cancel(
+                    self._continuation(target, row, step, side, number) for number in numbers
+                )
                 for side, step in steps.items()
             }
             if answer is None:
                 answer = _most_common_answer([row.reply, *texts["target"]])
             for side, of_side in texts.items():
-                right[side] += [answer is not None and is_correct(text, answer) for text in of_side]
-        return OutcomesRow(problem=row.problem, answer=answer, draft=right["draft"], target=right["target"])
+                correct[side] += [answer is not None and is_correct(text, answer) for text in of_side]
+        return OutcomesRow(problem=row.problem, answer=answer, draft=correct["draft"], target=correct["target"])
 
-    async def _whole(self, target: Engine, row: PairRow, step: Step, side: str, number: int) -> str:
-        """The reply up to a step and on from it."""
+    async def _continuation(self, target: Engine, row: PairRow, step: Step, side: str, number: int) -> str:
+        """Continue from a step and return the whole reply."""
         prefix = (*row.before_ids, *step.token_ids)
-        left = self._sampling.max_tokens - len(prefix)
-        if step.end.ends_reply or left < 1:
+        budget = self._sampling.max_tokens - len(prefix)
+        if step.end.ends_reply or budget < 1:
             return row.before + step.text
         seed = int(draw(self.seed, row.problem, side, number) * _SEEDS)
-        sampling = replace(self._sampling, seed=seed, max_tokens=left, temperature=_TEMPERATURE)
+        sampling = replace(self._sampling, seed=seed, max_tokens=budget, temperature=_TEMPERATURE)
         prompt, ids = _prompt(target, row.question), list(prefix)
-        async with self._room, aclosing(target.generate((*prompt, *prefix), sampling)) as deltas:
+        async with self._slots, aclosing(target.generate((*prompt, *prefix), sampling)) as deltas:
             async for delta in deltas:
                 ids += delta.token_ids
         return target.tokenizer.decode(ids)
 
 
-class _SeenPairs:
-    """A verifier that rejects every draft step and keeps what it was asked about."""
+class _PairRecorder:
+    """A verifier that records every pair and rejects it."""
 
     def __init__(self) -> None:
         self.pairs: list[StepPair] = []
@@ -217,6 +219,6 @@ def _prompt(engine: Engine, question: str) -> list[int]:
 
 
 def _most_common_answer(texts: Sequence[str]) -> str | None:
-    """The number that most of the texts end with; None: none ends with any."""
+    """The most common final number of the texts; None if no text ends with a number."""
     numbers = Counter(number for text in texts if (number := final_number(text)) is not None)
     return str(numbers.most_common(1)[0][0]) if numbers else None

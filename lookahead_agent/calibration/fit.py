@@ -1,4 +1,4 @@
-"""Scores of pairs by the measures of verifiers, and the verifier and threshold that accept most at a stated risk."""
+"""Scores of pairs by measure, and the verifier and threshold that accept most at a stated risk."""
 
 import datetime
 import math
@@ -18,26 +18,26 @@ from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.verifiers.judge import JudgeVerifier
 from lookahead_agent.verifiers.prefilter import rejection
 
-Measure = Literal["similarity", "p_aligned", "p_swapped"]  # cosine; the judge's p(aligned); that of swapped steps
+Measure = Literal["similarity", "p_aligned", "p_swapped"]  # cosine; judge's p(aligned); p(aligned) of swapped steps
 
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 
-JUDGED = frozenset({"p_aligned", "p_swapped"})  # measures of a judge
+JUDGED = frozenset({"p_aligned", "p_swapped"})  # measures that a judge gives
 
 
 async def measure(engines: EngineSet, row: PairRow, names: Sequence[Measure]) -> dict[str, float]:
-    """Measure a pair with the embedder and the judge."""
+    """Measure a pair with the embedder and the judge; returns the scores by measure."""
     pair = row.pair
-    found: dict[str, float] = {}
+    scores: dict[str, float] = {}
     for name in names:
         if name == "similarity":
             assert engines.embedder is not None
-            found[name] = await engines.embedder.similarity(pair.draft.text.strip(), pair.target.text.strip())
+            scores[name] = await engines.embedder.similarity(pair.draft.text.strip(), pair.target.text.strip())
         else:
             assert engines.judge is not None
-            asked = pair if name == "p_aligned" else pair.swapped
-            found[name] = (await JudgeVerifier(engines.judge, 0.0).verify(asked)).score or 0.0  # none: too long
-    return found
+            judged = pair if name == "p_aligned" else pair.swapped
+            scores[name] = (await JudgeVerifier(engines.judge, 0.0).verify(judged)).score or 0.0  # None: too long
+    return scores
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Candidate:
     """A verifier whose threshold can be learnt."""
 
     name: str
-    measure: Measure  # the measure that the threshold is of, and the policy's field for it
-    fields: Mapping[str, Any]  # of its policy, without the threshold
+    measure: Measure  # the measure of the threshold, and the policy's field for it
+    fields: Mapping[str, Any]  # the policy's fields, without the threshold
 
     @property
     def measures(self) -> tuple[Measure, ...]:
@@ -55,16 +55,16 @@ class Candidate:
 
     @property
     def decides(self) -> tuple[str, ...]:
-        """Roles of the models on which the scores depend."""
+        """The roles of the models on which the scores depend."""
         asked = {"similarity": "embedding", "p_aligned": "judge"}
         return ("target", "draft", *(role for name, role in asked.items() if name in self.measures))
 
     def score(self, pair: LabelledPair) -> float | None:
-        """The score that decides about a pair, infinite where no threshold matters; None: it was not measured."""
-        of_pair = pair.row.pair
-        if of_pair.same_text:
+        """The score that decides about a pair, infinite where the threshold does not matter; None: not measured."""
+        steps = pair.row.pair
+        if steps.same_text:
             return math.inf
-        texts = of_pair.draft.text.strip(), of_pair.target.text.strip()
+        texts = steps.draft.text.strip(), steps.target.text.strip()
         if self._rules.compares_results and rejection(*texts) is not None:
             return -math.inf
         if not all(name in pair.scores for name in self.measures):
@@ -78,12 +78,12 @@ class Candidate:
         return min(pair.scores[name] for name in self._compared)
 
     def policy(self, threshold: float) -> VerifierPolicy:
-        """The policy with a threshold."""
+        """The policy with this threshold."""
         return VerifierPolicy.model_validate({**self.fields, self.measure: threshold})
 
     @property
     def _compared(self) -> tuple[Measure, ...]:
-        """The measures whose minimum is compared with the threshold: two where both orders are asked."""
+        """The measures whose minimum is compared with the threshold: two if the judge judges both orders."""
         return (self.measure, "p_swapped") if self._rules.both_orders else (self.measure,)
 
     @cached_property
@@ -107,54 +107,54 @@ CANDIDATES: dict[str, Candidate] = {
 }
 """Verifiers by name; "+results" compares numbers, units and equations first, and so do "both orders" and "cascade"."""
 
-_AS_MANY = 0.02  # By what share two verifiers may differ in what they accept, for the cheaper one to be taken
+_TIE = 0.02  # relative difference in accepted pairs up to which the cheaper verifier is taken
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A verifier's thresholds by risk, without the risks that it cannot keep."""
+    """A verifier's thresholds by risk, without risks that it cannot keep."""
 
     candidate: Candidate
     of_risk: Mapping[float, Threshold]
 
 
 def scored(pairs: Mapping[str, LabelledPair], candidate: Candidate) -> dict[str, ScoredPair]:
-    """Labelled pairs as a verifier sees them, by problem; pairs without a label are left out."""
+    """Score labelled pairs for a verifier, by problem; pairs without a label are left out."""
     found = {}
     for problem, pair in pairs.items():
-        errors = pair.changes_outcome
-        if errors is None:
+        is_error = pair.changes_outcome
+        if is_error is None:
             continue
         score = candidate.score(pair)
         if score is None:
             missing = ",".join(name for name in candidate.measures if name not in pair.scores)
             command = f"lookahead-agent calibrate collect --measures {missing}"
             raise ConfigurationError(f"the pair of {problem!r} has no {missing}: measure it with `{command}`")
-        found[problem] = ScoredPair(score, errors)
+        found[problem] = ScoredPair(score, is_error)
     return found
 
 
 def fit(pairs: Mapping[str, LabelledPair], candidates: Sequence[Candidate]) -> list[Fit]:
-    """Thresholds of verifiers, learnt from pairs by problem; the best may be taken for each risk."""
+    """Learn verifiers' thresholds from pairs by problem; their bounds allow for choosing the best verifier per risk."""
     tests = len(candidates)
     return [Fit(each, thresholds(list(scored(pairs, each).values()), GRID, tests=tests)) for each in candidates]
 
 
 def best(fits: Sequence[Fit], risk: float) -> tuple[Candidate, Threshold] | None:
-    """The verifier that accepts most at a risk, with its threshold; None: none keeps it.
+    """The verifier that accepts most at a risk, with its threshold; None if none keeps the risk.
 
-    Of those that accept about as many it is the one that costs least: the order of `CANDIDATES`.
+    A tie goes to the verifier that costs least, by the order of `CANDIDATES`.
     """
-    kept = [(each, [other for other in each.of_risk if other <= risk]) for each in fits]
-    found = [(each.candidate, each.of_risk[max(risks)]) for each, risks in kept if risks]
+    kept = [(fitted, [kept_risk for kept_risk in fitted.of_risk if kept_risk <= risk]) for fitted in fits]
+    found = [(fitted.candidate, fitted.of_risk[max(risks)]) for fitted, risks in kept if risks]
     most = max((threshold.accepted for _, threshold in found), default=0)
-    about_as_many = [one for one in found if one[1].accepted >= (1 - _AS_MANY) * most]
+    tied = [choice for choice in found if choice[1].accepted >= (1 - _TIE) * most]
     by_cost = list(CANDIDATES)
-    return min(about_as_many, key=lambda one: by_cost.index(one[0].name), default=None)
+    return min(tied, key=lambda choice: by_cost.index(choice[0].name), default=None)
 
 
 def count_disputed(pairs: Mapping[str, LabelledPair], candidate: Candidate, threshold: Threshold) -> int | None:
-    """The accepted pairs that the target disputes, asked as by `DriftMonitor`; None: it was not asked about one."""
+    """The number of accepted pairs that the target disputes, as in `DriftMonitor`; None if one was not judged."""
     accepted = [name for name, pair in scored(pairs, candidate).items() if pair.score >= threshold.value]
     asked = [pairs[name].scores.get("p_swapped") for name in accepted if not pairs[name].row.pair.same_text]
     known = [aligned for aligned in asked if aligned is not None]
@@ -162,7 +162,7 @@ def count_disputed(pairs: Mapping[str, LabelledPair], candidate: Candidate, thre
 
 
 def certificates_of(pairs: Mapping[str, LabelledPair], fits: Sequence[Fit], data: str) -> list[Certificate]:
-    """Certificates of the best verifier at each risk, learnt from the pairs of a file with this digest."""
+    """Create the certificates of the best verifier at each risk; `data` is the digest of the file of pairs."""
     first = next(iter(pairs.values()))
     settings = first.row.settings
     models = settings["models"] | {"judge": first.judge}

@@ -1,7 +1,7 @@
-"""Pairs of steps with what followed from each, kept in a file of rows that only grows.
+"""Pairs of steps with the outcomes of their continuations, in an append-only file of rows.
 
-A row tells one thing of one problem's pair: the pair itself, the outcomes of continuations, or scores of verifiers. A
-problem has one pair, so that pairs are independent of each other.
+A row has the pair of a problem, the outcomes of its continuations, or its scores by verifiers. A problem has one pair,
+so that pairs are independent of each other.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,39 +21,39 @@ from lookahead_agent.verifiers.arithmetic import false_only_in
 
 @dataclass(frozen=True)
 class OutcomeRule:
-    """Decides by how often the target came to the correct answer from the draft's step and from its own.
+    """Labels a pair by how often the target reaches the correct answer from the draft's step and from its own.
 
-    First a few continuations from each. Only of a suspected pair more are written, and a one-sided exact test of
+    A few continuations from each step come first. Only a suspected pair gets more, and a one-sided exact test of
     Fisher's on these alone decides.
     """
 
     seeds: int = 4  # continuations from each step at first
-    margin: int = 2  # by how many of them the draft's step must fall short to be suspected
+    margin: int = 2  # shortfall of correct continuations from which the draft's step is suspected
     confirm: int = 12  # continuations from each step of a suspected pair
-    level: float = 0.01  # of the test
+    level: float = 0.01  # level of the test
 
     def suspected(self, draft: Sequence[bool], target: Sequence[bool]) -> bool:
-        """Whether the first continuations raise a suspicion."""
+        """Whether the first continuations from the draft's step fall short by the margin."""
         return sum(target[: self.seeds]) - sum(draft[: self.seeds]) >= self.margin
 
     def missing(self, draft: Sequence[bool], target: Sequence[bool]) -> int:
-        """Continuations from each step that the rule still needs."""
+        """The number of continuations from each step that the rule still needs."""
         if len(draft) < self.seeds:
             return self.seeds - len(draft)
         return self.seeds + self.confirm - len(draft) if self.suspected(draft, target) else 0
 
     def changes_outcome(self, draft: Sequence[bool], target: Sequence[bool]) -> bool:
-        """Whether the draft's step changes the outcome for the worse, by whether each continuation was right."""
+        """Whether the draft's step makes the outcome worse, given whether each continuation was correct."""
         if not self.suspected(draft, target):
             return False
         return fisher(sum(draft[self.seeds :]), sum(target[self.seeds :]), self.confirm) <= self.level
 
 
 def fisher(draft: int, target: int, count: int) -> float:
-    """One-sided p-value of Fisher's exact test of right continuations, of as many from each step."""
-    right = draft + target
-    ways = sum(comb(count, d) * comb(count, right - d) for d in range(max(0, right - count), draft + 1))
-    return ways / comb(2 * count, right)
+    """The one-sided p-value of Fisher's exact test on correct continuations, of `count` from each step."""
+    correct = draft + target
+    tables = sum(comb(count, d) * comb(count, correct - d) for d in range(max(0, correct - count), draft + 1))
+    return tables / comb(2 * count, correct)
 
 
 class _Row(BaseModel):
@@ -61,20 +61,20 @@ class _Row(BaseModel):
 
 
 class PairRow(_Row):
-    """Two steps from the same prefix; None of both: the reply had no position with two comparable steps."""
+    """Two steps from the same prefix; both are None if the reply had no position with two comparable steps."""
 
     kind: Literal["pair"] = "pair"
     fingerprint: str  # of the problem's question and answer
     question: str
-    answer: str | None  # the correct answer; None: nobody knows it
+    answer: str | None  # the correct answer; None: unknown
     before: str = ""  # the reply up to the two steps
-    before_ids: tuple[int, ...] = ()  # its tokens, in the target's vocabulary
-    position: int = 0  # of the two steps in the reply, from 0
-    positions: int = 0  # to choose from
-    reply: str = ""  # the whole of the target's reply
+    before_ids: tuple[int, ...] = ()  # tokens of `before`, in the target's vocabulary
+    position: int = 0  # position of the two steps in the reply, from 0
+    positions: int = 0  # number of positions with a comparable pair
+    reply: str = ""  # the target's whole reply
     draft: Step | None = None
     target: Step | None = None
-    settings: dict[str, Any] = Field(default_factory=dict)  # that the rows of a file share
+    settings: dict[str, Any] = Field(default_factory=dict)  # settings that all pairs of a file share
     environment: dict[str, Any] = Field(default_factory=dict)  # versions and hardware
 
     @property
@@ -86,7 +86,7 @@ class PairRow(_Row):
 
 
 class OutcomesRow(_Row):
-    """Whether each continuation from the draft's and from the target's step came to the answer, in order."""
+    """Whether each continuation from the draft's and from the target's step reached the answer, in order."""
 
     kind: Literal["outcomes"] = "outcomes"
     answer: str | None
@@ -95,7 +95,7 @@ class OutcomesRow(_Row):
 
 
 class ScoresRow(_Row):
-    """Scores of verifiers by measure (see `scores`); `judge` is the model that judged, None: the target."""
+    """Scores of a pair by measure (see `fit.measure`); `judge` is the model that judged, None: the target."""
 
     kind: Literal["scores"] = "scores"
     scores: dict[str, float]
@@ -104,7 +104,7 @@ class ScoresRow(_Row):
 
 @dataclass
 class LabelledPair:
-    """Everything that is known of a pair."""
+    """A pair with its outcomes and scores."""
 
     row: PairRow
     outcomes: OutcomesRow | None = None
@@ -116,7 +116,7 @@ class LabelledPair:
     def changes_outcome(self) -> bool | None:
         """Whether accepting the draft's step changes the outcome; None: not known yet.
 
-        Its arithmetic is false, or the target comes to the correct answer less often than from its own, by the rule.
+        It does if the step has false arithmetic that the target's lacks, or if the rule labels its outcome as worse.
         """
         pair = self.row.pair
         if pair.same_text:
@@ -130,14 +130,14 @@ class LabelledPair:
 
 
 def pair_file(path: Path) -> RowFile:
-    """The file of pairs at a path."""
+    """Open the file of pairs at a path; ConfigurationError if there is none."""
     if not path.is_file():
         raise ConfigurationError(f"there is no file {path}: collect pairs with `lookahead-agent calibrate collect`")
     return RowFile(path)
 
 
 def pair_rows(rows: Iterable[Row]) -> list[Row]:
-    """The rows of pairs, one of each problem, also where no pair was found."""
+    """The rows of pairs, one for each problem, even if no pair was found."""
     return [row for row in rows if row.get("kind") == "pair"]
 
 
@@ -147,7 +147,7 @@ _ROWS: TypeAdapter[PairRow | OutcomesRow | ScoresRow] = TypeAdapter(
 
 
 def labelled_pairs(rows: Iterable[Row], rule: OutcomeRule | None = None) -> dict[str, LabelledPair]:
-    """Pairs by problem, with what is known of them, from the rows of a file; problems without a pair are left out."""
+    """Combine the rows of a file into pairs by problem; problems without a pair are left out."""
     found: dict[str, LabelledPair] = {}
     for number, row in enumerate(rows, 1):
         try:

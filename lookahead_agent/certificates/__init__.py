@@ -1,1 +1,1 @@
-"""Certificates of the risk that a policy keeps, and a monitor of whether they still hold."""
+"""Certificates that bound a policy's risk, and the monitor that detects drift from their calibration."""

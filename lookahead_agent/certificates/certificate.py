@@ -1,4 +1,4 @@
-"""Certificates: for which models, on which data, with which bound a threshold keeps a risk."""
+"""Certificates: the models, the data and the bound with which a threshold keeps a risk."""
 
 import hashlib
 import json
@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.jsonl import read_content
-from lookahead_agent.models.cache import cache_dir, writable, write_whole
+from lookahead_agent.models.cache import cache_dir, writable, write_atomically
 
-PACKAGED = Path(__file__).parent / "packaged"  # certificates of the default pair, which come with the package
+PACKAGED = Path(__file__).parent / "packaged"  # certificates of the default pair, shipped with the package
 
 
 class Certificate(BaseModel):
@@ -21,37 +21,37 @@ class Certificate(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    risk: float  # share of accepted steps that change the outcome, at most
-    models: dict[str, str | None]  # by role: "target", "draft", and "embedding" or "judge" (None: the target) if asked
-    precision: dict[str, str]  # of the weights of target and draft
-    delimiter: str = "\n\n"  # that ends the steps of the calibration
-    verifier: str  # the name of the candidate
+    risk: float  # largest share of accepted steps that change the outcome
+    models: dict[str, str | None]  # by role: "target", "draft", and "embedding" or "judge" (None: the target) if used
+    precision: dict[str, str]  # weight precision of target and draft, by role
+    delimiter: str = "\n\n"  # delimiter of the calibration's steps
+    verifier: str  # name of the calibration candidate
     policy: dict[str, Any]  # the policy's fields, the threshold among them
     threshold: float  # least score of an accepted pair
     level: float  # probability δ with which the risk may be larger
-    tests: int  # verifiers of which this was the best
-    pairs: int  # of the calibration
+    tests: int  # number of verifiers of which this was the best
+    pairs: int  # pairs in the calibration
     accepted: int  # pairs that the policy accepts
     errors: int  # accepted pairs whose draft step changes the outcome
-    bound: float  # upper bound of the share of errors by the counts
-    disputed: int | None = None  # accepted pairs that the target, asked as a judge, disputes; None: not measured
-    rule: dict[str, float]  # by which a step changes the outcome
+    bound: float  # upper bound on the share of errors, from these counts
+    disputed: int | None = None  # accepted pairs that the target disputes as a judge; None: not measured
+    rule: dict[str, float]  # parameters of the `OutcomeRule` that labelled the pairs
     data: str  # name and digest of the file of pairs
-    date: str  # of the calibration
+    date: str  # date of the calibration
     environment: dict[str, Any] = {}  # versions and hardware
 
     def __hash__(self) -> int:
         return hash((self.risk, self.threshold, self.data))
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the certificate in one line."""
         return (
             f"risk {self.risk:g}: {self.verifier} ≥ {self.threshold:g}, {self.errors} errors of {self.accepted} "
             f"accepted of {self.pairs} pairs, bound {self.bound:.3f} at level {self.level:g} ({self.date})"
         )
 
     def is_for(self, models: Mapping[str, str], precision: Mapping[str, str]) -> bool:
-        """Whether it is of these models in these precisions."""
+        """Whether the certificate is for these models in these precisions, by role."""
         return self.precision == dict(precision) and all(models.get(role) == name for role, name in self.models.items())
 
 
@@ -59,27 +59,27 @@ _CERTIFICATES = TypeAdapter(list[Certificate])
 
 
 def certificates(models: Mapping[str, str]) -> list[Certificate]:
-    """Certificates of a pair of models in any precision, those made here before those of the package."""
+    """The certificates of a pair of models in any precision, local ones before packaged ones."""
     return [certificate for file in _files(models) if file.is_file() for certificate in _read(file)]
 
 
-def keep(found: Sequence[Certificate]) -> Path:
-    """Keep certificates of one pair of models beside the models, and return their file.
+def keep(new: Sequence[Certificate]) -> Path:
+    """Save certificates of one pair of models in the cache folder and return their file.
 
-    They replace those of the same precision and delimiter.
+    They replace certificates of the same precision and delimiter.
     """
-    first = found[0]
+    first = new[0]
     file, _ = _files(first.models)
     kind = (first.precision, first.delimiter)
-    others = [each for each in (_read(file) if file.is_file() else ()) if (each.precision, each.delimiter) != kind]
-    rows = [each.model_dump(mode="json") for each in (*others, *found)]
+    kept = [entry for entry in (_read(file) if file.is_file() else ()) if (entry.precision, entry.delimiter) != kind]
+    rows = [certificate.model_dump(mode="json") for certificate in (*kept, *new)]
     with writable(file):
-        write_whole(file, json.dumps(rows, indent=1) + "\n")
+        write_atomically(file, json.dumps(rows, indent=1) + "\n")
     return file
 
 
 def digest(file: Path) -> str:
-    """Name and beginning of the sha256 of a file, the same whether it is compressed or not."""
+    """The name and the beginning of the sha256 of a file; compression does not change them."""
     name = file.name.removesuffix(".xz")
     return f"{name} {hashlib.sha256(read_content(file)).hexdigest()[:16]}"
 
@@ -87,9 +87,9 @@ def digest(file: Path) -> str:
 class Found(NamedTuple):
     """A certificate of a risk, or the reason why there is none."""
 
-    certificate: Certificate | None  # of the verifier that accepts most
-    description: str  # of the certificate, or the reason
-    given_up: bool  # whether one that was good enough was given up
+    certificate: Certificate | None  # certificate of the verifier that accepts most
+    description: str  # description of the certificate, or the reason
+    given_up: bool  # whether a revoked certificate would have kept the risk
 
 
 def find_certificate(
@@ -99,33 +99,33 @@ def find_certificate(
     given_up: Collection[Certificate] = (),
     delimiter: str = "\n\n",
 ) -> Found:
-    """The certificate of the verifier that accepts most at a stated risk with these models, by role.
+    """Find the certificate of the verifier that accepts most at a stated risk, for these models by role.
 
-    Certificates that were given up hold no longer. A certificate says nothing of steps with another delimiter.
+    Certificates in `given_up` are revoked. A certificate does not cover steps with another delimiter.
     """
     of_pair = certificates(models)
-    of_these = [each for each in of_pair if each.is_for(models, precision)]
-    fitting = [each for each in of_these if each.delimiter == delimiter and each.risk <= risk]
-    left = [each for each in fitting if each not in given_up]
-    tightened = len(left) < len(fitting)
+    of_precision = [certificate for certificate in of_pair if certificate.is_for(models, precision)]
+    sufficient = [entry for entry in of_precision if entry.delimiter == delimiter and entry.risk <= risk]
+    valid = [certificate for certificate in sufficient if certificate not in given_up]
+    tightened = len(valid) < len(sufficient)
     reason = f"no threshold keeps a risk of {risk:g} by the pairs that were collected"
     disputed = "accepted steps are disputed more often than in the calibration"
-    if left:
-        # Those made here come first, and the largest risk accepts most.
-        chosen = max(left, key=lambda each: each.risk)
+    if valid:
+        # Local certificates come first, and the largest risk accepts most.
+        chosen = max(valid, key=lambda certificate: certificate.risk)
         return Found(chosen, chosen.describe() + (f", since {disputed}" if tightened else ""), tightened)
     if tightened:
         reason = disputed
     elif not of_pair:
         pair = f"{models.get('target', 'this target')} with {models.get('draft', 'this draft')}"
         reason = f"no certificate is of {pair}: make one with `lookahead-agent calibrate`"
-    elif not of_these:
+    elif not of_precision:
         shown = " / ".join(f"{role} {kind}" for role, kind in sorted(precision.items())) or "as their folders have it"
         reason = (
             f"no certificate is of this precision and verifier ({shown}): make one with `lookahead-agent calibrate`"
         )
-    elif not any(each.delimiter == delimiter for each in of_these):
-        ends = " or ".join(sorted({repr(each.delimiter) for each in of_these}))
+    elif not any(certificate.delimiter == delimiter for certificate in of_precision):
+        ends = " or ".join(sorted({repr(certificate.delimiter) for certificate in of_precision}))
         reason = (
             f"the certificates are of steps that end at {ends}: make one of others with `lookahead-agent calibrate`"
         )
@@ -133,7 +133,7 @@ def find_certificate(
 
 
 def _files(models: Mapping[str, str | None]) -> list[Path]:
-    """The file of certificates made here, and that of the package."""
+    """The file of local certificates, and the packaged one."""
     names = (models.get(role) or "unnamed" for role in ("target", "draft"))
     name = "+".join(re.sub(r"[^\w.-]+", "--", name) for name in names) + ".json"
     return [cache_dir() / "certificates" / name, PACKAGED / name]

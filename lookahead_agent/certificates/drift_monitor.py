@@ -1,8 +1,8 @@
-"""Judges a few of the steps again that certified policies accept, and notices when they differ from the calibration's.
+"""Audits a sample of the steps that certified policies accept, and detects drift from the calibration.
 
-The test is sequential. If a share of at most b of the accepted steps is disputed, the likelihood ratio of another share
-q > b after any number of steps has a mean of at most 1, and so has the mean of several ratios. By Ville's inequality it
-ever reaches 1/δ with a probability of at most δ: the test may be looked at after every step, for ever.
+The test is sequential. Let at most a share b of the accepted steps be disputed. Then the likelihood ratio of a share
+q > b has a mean of at most 1 after any number of steps. So has the mean of several ratios. By Ville's inequality it
+ever reaches 1/δ with a probability of at most δ, so the test may be read after every step.
 """
 
 import asyncio
@@ -21,48 +21,48 @@ from lookahead_agent.errors import LookaheadError
 
 logger = logging.getLogger(__name__)
 
-DISPUTED_BELOW = 0.5  # the target, asked whether two steps are equivalent, disputes them with less p(yes)
+DISPUTED_BELOW = 0.5  # the target, as judge of their equivalence, disputes two steps with less p(yes)
 AUDIT_RATE = 0.02  # share of the accepted steps that is audited by default
-_LEVEL = 0.01  # probability δ with which the test ever raises an alarm where nothing has changed
-_BASE_LEVEL = 0.05
-_PARTS = (1 / 16, 1 / 8, 1 / 4, 1 / 2)  # shares that the test looks for, as parts of the way from the bound to 1
-_WAITING = 64
+_LEVEL = 0.01  # probability δ that the test ever raises an alarm without drift
+_BASE_LEVEL = 0.05  # level of the upper bound on the calibration's disputed share
+_PARTS = (1 / 16, 1 / 8, 1 / 4, 1 / 2)  # alternative shares q, as fractions of the way from the bound to 1
+_MAX_WAITING = 64  # most steps that wait for an audit
 
 
 class DriftTest:
-    """Whether a share has grown over the one of the calibration; `level` is δ."""
+    """Tests whether the disputed share exceeds that of the calibration; `level` is δ."""
 
     def __init__(self, disputed: int, accepted: int, level: float = _LEVEL) -> None:
-        self.bound = upper_bound(accepted, disputed, _BASE_LEVEL)  # of the share that the calibration allows
+        self.bound = upper_bound(accepted, disputed, _BASE_LEVEL)  # upper bound b on the calibration's disputed share
         self._alternatives = [self.bound + (1 - self.bound) * part for part in _PARTS]
-        self._logs = [0.0] * len(_PARTS)
+        self._log_ratios = [0.0] * len(_PARTS)
         self._alarm = math.log(len(_PARTS) / level)
-        self.drifted = False  # whether the alarm was raised, once and for all
+        self.drifted = False  # whether the alarm was raised; never reset
 
     def add(self, disputed: bool) -> None:
-        """Tell about one more step, drawn from those that were accepted."""
+        """Update the test with one more step, sampled from the accepted steps."""
         if self.bound >= 1:
-            return  # nothing can be more than that
+            return  # no share exceeds 1
         for number, share in enumerate(self._alternatives):
             ratio = share / self.bound if disputed else (1 - share) / (1 - self.bound)
-            self._logs[number] += math.log(ratio)
-        most = max(self._logs)
-        total = most + math.log(math.fsum(math.exp(each - most) for each in self._logs))
+            self._log_ratios[number] += math.log(ratio)
+        most = max(self._log_ratios)
+        total = most + math.log(math.fsum(math.exp(log_ratio - most) for log_ratio in self._log_ratios))
         self.drifted = self.drifted or total >= self._alarm
 
 
 @dataclass
 class DriftCounts:
-    """Accepted steps that were drawn to be audited, by what became of them."""
+    """Accepted steps that were sampled for an audit, by outcome."""
 
     audited: int = 0  # judged again
-    disputed: int = 0  # of these, disputed by the target
-    dropped: int = 0  # not judged again: too many waited, or the target could not be asked
-    tightened: int = 0  # how often a certificate was given up
+    disputed: int = 0  # audited, and disputed by the target
+    dropped: int = 0  # not judged again: too many waited, or the target failed
+    tightened: int = 0  # certificates that were revoked
 
 
 class DriftMonitor:
-    """Draws accepted steps and has the target judge them when idle; `give_up` is told of a certificate to drop."""
+    """Samples accepted steps and lets the idle target judge them; calls `give_up` with a certificate to revoke."""
 
     def __init__(self, target: Engine, judge: Verifier, give_up: Callable[[Certificate], None]) -> None:
         self._target = target
@@ -77,7 +77,7 @@ class DriftMonitor:
     def audited(
         self, verifier: Verifier | DraftVerifier, certificate: Certificate, rate: float
     ) -> Verifier | DraftVerifier:
-        """The same verifier, of which this share of the accepted pairs is audited, in [0, 1].
+        """Wrap a verifier so that this share of its accepted pairs is audited, in [0, 1].
 
         No pair is audited if the certificate lacks the number of disputed pairs of its calibration.
         """
@@ -88,13 +88,13 @@ class DriftMonitor:
     def _draw(self, certificate: Certificate, pair: StepPair, rate: float) -> None:
         if self._random.random() >= rate:
             return
-        if len(self.waiting) >= _WAITING:
+        if len(self.waiting) >= _MAX_WAITING:
             self.waiting.popleft()
             self.counts.dropped += 1
         self.waiting.append((certificate, pair))
 
     def audit_waiting(self) -> None:
-        """Audit what waits, in the background, for as long as the target has nothing else to do."""
+        """Audit the waiting steps in a background task, for as long as the target is idle."""
         if self.waiting and self._target.in_flight == 0 and (self._task is None or self._task.done()):
             self._task = asyncio.get_running_loop().create_task(self._audit())
 
@@ -102,7 +102,7 @@ class DriftMonitor:
         while self.waiting and self._target.in_flight == 0:
             certificate, pair = self.waiting.popleft()
             try:
-                # In the other order than a judging policy has asked in, or it would only hear again what it knows.
+                # Swapped: a judging policy has asked in the other order, and would hear the same answer again.
                 disputed = not pair.same_text and not (await self._judge.verify(pair.swapped)).accepted
             except LookaheadError as error:
                 self.counts.dropped += 1
@@ -132,11 +132,11 @@ class DriftMonitor:
 
 
 class _Audited:
-    """A verifier that calls `accepted` with each pair that it accepts."""
+    """A verifier that calls `on_accepted` with each pair that it accepts."""
 
-    def __init__(self, verifier: Verifier, accepted: Callable[[StepPair], None]) -> None:
+    def __init__(self, verifier: Verifier, on_accepted: Callable[[StepPair], None]) -> None:
         self._verifier = verifier
-        self._accepted = accepted
+        self._on_accepted = on_accepted
         if isinstance(verifier, EarlyVerifier):
             self.refutes = verifier.refutes
 
@@ -144,5 +144,5 @@ class _Audited:
         """Judge one pair."""
         verdict = await self._verifier.verify(pair)
         if verdict.accepted:
-            self._accepted(pair)
+            self._on_accepted(pair)
         return verdict

@@ -1,1 +1,1 @@
-"""What LangChain sees: the chat model, its messages, its callbacks, its middleware."""
+"""The LangChain side: the chat model, its messages, callbacks and structured output."""

@@ -1,4 +1,4 @@
-"""What LangChain asks of the chat model beside its replies: inputs, tools, forms, token counts, copies, its profile."""
+"""The chat model's LangChain interface: input, tools, structured output, token counts, serialization and profile."""
 
 import json
 import pickle
@@ -24,13 +24,13 @@ from lookahead_agent.generation.call_options import choose_tools, openai_tools
 from lookahead_agent.generation.local_backend import LocalBackend
 from lookahead_agent.policy import VerifierPolicy, as_policy
 
-_MEDIA = (
-    *(f"{kind}_{way}puts" for kind in ("image", "audio", "video") for way in ("in", "out")),
+_UNSUPPORTED = (
+    *(f"{kind}_{direction}puts" for kind in ("image", "audio", "video") for direction in ("in", "out")),
     *("image_url_inputs", "pdf_inputs", "image_tool_message", "pdf_tool_message", "attachment"),
 )
-"""What this model does not take or write, by the names that LangChain's profiles have for it."""
-# A call that is required is held to its grammar, whatever the template says of tools.
-_TAKEN = (
+"""Content that this model neither reads nor writes, by the keys of LangChain's model profiles."""
+# Every model calls tools: a grammar constrains required calls even where the chat template has no tools.
+_SUPPORTED = (
     *("text_inputs", "text_outputs", "tool_calling", "tool_choice", "tool_call_streaming", "structured_output"),
     "temperature",
 )
@@ -40,7 +40,7 @@ Config = RunnableConfig | None
 
 
 def _with_configured_policy(kwargs: dict[str, Any], config: Config) -> dict[str, Any]:
-    """A call's arguments; LangChain hands a model nothing of "configurable" outside a chain or a graph."""
+    """Add the configured policy to a call's arguments; outside chains and graphs, LangChain does not pass it on."""
     policy = ((config or {}).get("configurable") or {}).get(POLICY_KEY)
     if policy is not None and kwargs.get("policy") is None:
         kwargs["policy"] = as_policy(policy).with_selection_rule(CONFIGURED)
@@ -48,7 +48,7 @@ def _with_configured_policy(kwargs: dict[str, Any], config: Config) -> dict[str,
 
 
 class BindingModel(BaseChatModel):
-    """A chat model to which tools and forms are bound, and that can be written down and made again."""
+    """A chat model that binds tools and schemas, counts tokens, and can be serialized."""
 
     @abstractmethod
     def _tokenizer(self) -> Tokenizer:
@@ -63,7 +63,7 @@ class BindingModel(BaseChatModel):
         return await super().ainvoke(input, config, **_with_configured_policy(kwargs, config))
 
     def stream(self, input: LanguageModelInput, config: Config = None, **kwargs: Any) -> Iterator[AIMessageChunk]:
-        """Reply to a text or messages in chunks."""
+        """Stream the reply to a text or messages in chunks."""
         return super().stream(input, config, **_with_configured_policy(kwargs, config))
 
     def astream(self, input: LanguageModelInput, config: Config = None, **kwargs: Any) -> AsyncIterator[AIMessageChunk]:
@@ -72,7 +72,7 @@ class BindingModel(BaseChatModel):
 
     def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
         if isinstance(model_input, Sequence) and not isinstance(model_input, str):
-            # LangChain's own reading of OpenAI's messages raises on calls whose arguments are not JSON.
+            # LangChain's own conversion of OpenAI messages raises for calls whose arguments are not JSON.
             model_input = [
                 from_openai(message) if isinstance(message, Mapping) and message.get("role") == "assistant" else message
                 for message in model_input
@@ -90,25 +90,25 @@ class BindingModel(BaseChatModel):
         parallel_tool_calls: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """Let the model call tools.
+        """Return a model that may call these tools.
 
         Args:
             tools: Tools, functions, Pydantic classes, or tool dictionaries in the format of OpenAI or Anthropic. Tools
-                that run on a provider's servers, such as `{"type": "web_search_preview"}`, are refused.
+                that run on a provider's servers, such as `{"type": "web_search_preview"}`, raise an error.
             tool_choice: "auto" or None: the model may call a tool; "none": it must not; "any", "required" or True:
-                it must call one; a tool's name: it must call that one. Dictionaries of OpenAI and Anthropic work too.
-            parallel_tool_calls: True: a reply that must call tools may call several; False: a reply calls one at most;
-                None: as the model likes, but one where it must.
-            kwargs: Bound as well.
+                it must call one; a tool's name: it must call that tool. Dictionaries of OpenAI and Anthropic work too.
+            parallel_tool_calls: True: a reply with a required call may have several calls; False: one at most; None:
+                the model decides, but a required call is a single one.
+            kwargs: Further options of calls.
 
         Raises:
-            ConfigurationError: A tool is no function, or `tool_choice` names no tool or has no known form.
+            ConfigurationError: A tool is not a function, or `tool_choice` is malformed or names an unknown tool.
         """
-        offered, choice = choose_tools(openai_tools(tools), tool_choice)
+        allowed, choice = choose_tools(openai_tools(tools), tool_choice)
         if parallel_tool_calls is not None:
             kwargs["parallel_tool_calls"] = parallel_tool_calls
-        kwargs.pop("strict", None)  # arguments are always held to the schema where a call is required
-        return self.bind(tools=offered, tool_choice=choice, **kwargs)
+        kwargs.pop("strict", None)  # the grammar of a required call enforces the schema in any case
+        return self.bind(tools=allowed, tool_choice=choice, **kwargs)
 
     def with_structured_output(
         self,
@@ -119,21 +119,20 @@ class BindingModel(BaseChatModel):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, Any]:
-        """Have replies in the form of a schema.
+        """Return a model whose replies follow a schema.
 
         Args:
             schema: A Pydantic class, a dataclass or another type, such as an enum or `list[int]` (replies are its
-                instances); a TypedDict, a JSON schema or an OpenAI function (replies are what JSON makes of them). May
-                be None with "json_mode".
-            method: "json_schema": tokens that do not fit the schema are never chosen (guided decoding);
-                "function_calling": by a required tool call; "json_mode": any JSON object, which the prompt must
-                describe.
-            include_raw: Whether to return {"raw": message, "parsed": …, "parsing_error": …} and not to raise.
-            strict: For likeness with other models; replies are always held to the schema.
-            kwargs: Bound as well.
+                instances); a TypedDict, a JSON schema or an OpenAI function (replies are the parsed JSON). None is for
+                "json_mode" only.
+            method: "json_schema": guided decoding excludes every token that breaks the schema; "function_calling": a
+                required tool call; "json_mode": any JSON object, which the prompt must describe.
+            include_raw: Whether to return {"raw": message, "parsed": …, "parsing_error": …} instead of raising.
+            strict: Accepted for compatibility; "json_schema" and "function_calling" enforce the schema in any case.
+            kwargs: Further options of calls.
 
         Raises:
-            ConfigurationError: No schema, or none that can be read.
+            ConfigurationError: The method is unknown, or the schema is missing or invalid.
         """
         if method not in get_args(Method):
             raise ConfigurationError(f"method is {', '.join(get_args(Method))}, not {method!r}")
@@ -151,61 +150,61 @@ class BindingModel(BaseChatModel):
         return with_parser(bound, FormParser(form=form, called=method == "function_calling"), include_raw=include_raw)
 
     def get_token_ids(self, text: str) -> list[int]:
-        """Token ids of a text by the target's tokenizer, without special tokens around it; starts no engine."""
+        """Tokenize a text with the target's tokenizer, without special tokens around it; starts no engine."""
         if self.custom_get_token_ids is not None:
             return self.custom_get_token_ids(text)
         check_encodable(text, "the text")
         return self._tokenizer().encode(text)
 
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
-        """How many tokens the prompt of these messages has, by the target's chat template; starts no engine.
+        """Count the tokens of these messages' prompt, by the target's chat template; starts no engine.
 
-        Equal to the `input_tokens` of a reply to them. Of messages that are no prompt alone, such as a part of
-        a conversation that begins with a tool's result, the texts are counted. `tools` are as of `bind_tools`.
+        The count equals the `input_tokens` of a reply to them. Messages that are no prompt alone, such as a part of a
+        conversation that begins with a tool's result, count as JSON. `tools` takes what `bind_tools` takes.
 
         Raises:
-            ModelError: The tokenizer could not be fetched.
-            ConfigurationError: A message has content that is not text, or a tool is no function.
+            ModelError: The tokenizer cannot be fetched.
+            ConfigurationError: A message has content other than text, or a tool is not a function.
         """
         if self.custom_get_token_ids is not None:
             return super().get_num_tokens_from_messages(messages, tools)
         converted = template_messages(self._convert_input(messages).to_messages()) if messages else []
-        tokenizer, offered = self._tokenizer(), openai_tools(tools or ())
-        if not converted and not offered:
+        tokenizer, schemas = self._tokenizer(), openai_tools(tools or ())
+        if not converted and not schemas:
             return 0
         try:
-            return len(tokenizer.chat_prompt(without_empty_replies(converted), offered))
+            return len(tokenizer.chat_prompt(without_empty_replies(converted), schemas))
         except ConfigurationError:
-            return sum(len(tokenizer.encode(json.dumps(part, ensure_ascii=False))) for part in (*converted, *offered))
+            return sum(len(tokenizer.encode(json.dumps(part, ensure_ascii=False))) for part in (*converted, *schemas))
 
-    # Written down and made again
+    # Serialization
 
     @classmethod
     def is_lc_serializable(cls) -> bool:
-        """Yes: `langchain_core.load` can write it down and make it again."""
+        """Return True: `langchain_core.load` can serialize and restore the model."""
         return True
 
     @classmethod
     def get_lc_namespace(cls) -> list[str]:
-        """By what `langchain_core.load` knows the class: a name that stays, wherever the class is."""
+        """Return the namespace in serialized models, which stays the same if the class moves."""
         return ["lookahead_agent", "chat_model"]
 
     def to_json(self) -> SerializedConstructor | SerializedNotImplemented:
-        """What `langchain_core.load` writes down, with policies as their fields."""
-        written = super().to_json()
-        if written["type"] == "constructor":
-            for name in {"policy", "policies"} & written["kwargs"].keys():
-                written["kwargs"][name] = _as_fields(written["kwargs"][name])
-        return written
+        """Serialize the model for `langchain_core.load`, with each policy as its fields."""
+        serialized = super().to_json()
+        if serialized["type"] == "constructor":
+            for name in {"policy", "policies"} & serialized["kwargs"].keys():
+                serialized["kwargs"][name] = _policy_fields(serialized["kwargs"][name])
+        return serialized
 
     @property
     def lc_secrets(self) -> dict[str, str]:
-        """Fields that are not written down, and the environment variables that they are read from again."""
+        """The fields that are not serialized, and the environment variables that `load` reads in their place."""
         names = ("api_key", "draft_api_key", "judge_api_key", "embedding_api_key")
         return {name: f"LOOKAHEAD_{name.upper()}" for name in names}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The fields say which engines are meant; another process finds or starts them.
+        # The fields identify the engines; the process that loads the model finds or starts them.
         fields = {name: getattr(self, name) for name in self.model_fields_set - {"profile"}}
         for name, value in fields.items():
             try:
@@ -219,20 +218,20 @@ class BindingModel(BaseChatModel):
         return partial(type(self), **fields), ()
 
 
-def _as_fields(value: Any) -> Any:
+def _policy_fields(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _as_fields(policy) for key, policy in value.items()}
+        return {key: _policy_fields(entry) for key, entry in value.items()}
     return value.model_dump(exclude_unset=True) if isinstance(value, VerifierPolicy) else value
 
 
 def profile_of(backend: LocalBackend, max_tokens: int) -> ModelProfile:
-    """The profile, which LangChain reads, of a model whose replies have at most `max_tokens`; loads nothing."""
-    known: dict[str, Any] = dict.fromkeys(_TAKEN, True) | dict.fromkeys(_MEDIA, False)
-    profile = cast(ModelProfile, {"max_output_tokens": max_tokens, **known})
+    """Return LangChain's profile of a model whose replies have at most `max_tokens` tokens; loads nothing."""
+    capabilities: dict[str, Any] = dict.fromkeys(_SUPPORTED, True) | dict.fromkeys(_UNSUPPORTED, False)
+    profile = cast(ModelProfile, {"max_output_tokens": max_tokens, **capabilities})
     if (engines := backend.running) is not None:
         profile["reasoning_output"] = backend.thinking(engines) is not None
-    elif (catalogued := backend.catalogue_entry) is not None:
-        profile["reasoning_output"] = catalogued.thinking is not None
+    elif (entry := backend.catalogue_entry) is not None:
+        profile["reasoning_output"] = entry.thinking is not None
     if backend.runtime is not None:
         profile["name"] = backend.runtime.models.target.name
     if (context := backend.known_context_length()) is not None:

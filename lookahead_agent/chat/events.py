@@ -1,4 +1,4 @@
-"""From a reply's events to LangChain's: its message, the chunks of a stream, and callbacks for steps."""
+"""Converts the events of a reply for LangChain: its message, the chunks of a stream, and step callbacks."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,7 +19,7 @@ from lookahead_agent.generation.tool_calls import calls_as_text
 
 
 def as_message(reply: ChatReply, model_name: str, *, with_token_ids: bool) -> AIMessage:
-    """The LangChain message of a reply."""
+    """Convert a reply to a LangChain message."""
     metadata: dict[str, Any] = {"model_name": model_name, "model_provider": "lookahead"}
     metadata |= {"finish_reason": reply.finish_reason, "lookahead": reply.lookahead}
     if with_token_ids:
@@ -41,26 +41,26 @@ def as_message(reply: ChatReply, model_name: str, *, with_token_ids: bool) -> AI
     )
 
 
-class _WholeReply(AIMessageChunk):
-    """The sum of a reply's chunks: LangChain takes the class from which theirs is derived."""
+class _ReplyMessage(AIMessageChunk):
+    """Base of `ReplyChunk` that constructs an `AIMessage`: LangChain converts a chunk to its base class."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """A message, of this class; of a derived one a chunk."""
-        return AIMessage(*args, **kwargs) if cls is _WholeReply else super().__new__(cls)
+        """Return an `AIMessage`, or for a subclass a chunk."""
+        return AIMessage(*args, **kwargs) if cls is _ReplyMessage else super().__new__(cls)
 
 
-class ReplyChunk(_WholeReply):
-    """A chunk of a reply, whose sum with others still has its invalid calls as they are."""
+class ReplyChunk(_ReplyMessage):
+    """A chunk of a reply; a sum of chunks has their invalid tool calls unchanged."""
 
-    # LangChain reads the calls of a sum of chunks anew: it forgets why one is invalid, and completes what ended early.
+    # LangChain parses the calls of a sum again: it drops the error of an invalid call, and completes truncated JSON.
 
     @classmethod
     def lc_id(cls) -> list[str]:
-        """LangChain writes it down as one of its own chunks."""
+        """Return the id of `AIMessageChunk`, so that LangChain serializes this class as its own."""
         return AIMessageChunk.lc_id()
 
     def __add__(self, other: Any) -> Any:
-        """The sum, with the invalid calls of both."""
+        """Add chunks, and keep the invalid calls of all."""
         summed = super().__add__(other)
         if isinstance(summed, ReplyChunk):
             others = other if isinstance(other, (list, tuple)) else [other]
@@ -69,19 +69,19 @@ class ReplyChunk(_WholeReply):
 
 
 def as_chunk(item: TextDelta | AIMessage) -> AIMessageChunk:
-    """A piece of text, or what the final message adds to the text already streamed."""
+    """Convert a piece of text, or the parts of the final message that were not streamed as text."""
     if isinstance(item, TextDelta):
         if item.kind == "thinking":
             return ReplyChunk(content="", additional_kwargs={THINKING_KEY: item.text})
         return ReplyChunk(content=item.text)
-    written = calls_as_text(item.tool_calls, item.invalid_tool_calls)
-    calls = [
+    call_texts = calls_as_text(item.tool_calls, item.invalid_tool_calls)
+    call_chunks = [
         tool_call_chunk(name=name, args=arguments, id=identifier, index=index)
-        for index, (identifier, name, arguments) in enumerate(written)
+        for index, (identifier, name, arguments) in enumerate(call_texts)
     ]
     chunk = ReplyChunk(
         content="",
-        tool_call_chunks=calls,
+        tool_call_chunks=call_chunks,
         response_metadata=item.response_metadata,
         usage_metadata=item.usage_metadata,
         chunk_position="last",
@@ -91,33 +91,33 @@ def as_chunk(item: TextDelta | AIMessage) -> AIMessageChunk:
 
 
 class StepCallbacks:
-    """Passes step events on to callbacks, and with `to_stream` to LangGraph's custom stream."""
+    """Passes step events to callbacks, and with `to_stream` also to LangGraph's custom stream."""
 
     def __init__(self, request: GenerateRequest, to_stream: bool, run: RunManager | None) -> None:
-        self._call = {"call": request.id, "path": request.node or None, "policy": request.policy.name}
-        self._write: Callable[[Any], None] | None = None
+        self._call_metadata = {"call": request.id, "path": request.node or None, "policy": request.policy.name}
+        self._write_to_stream: Callable[[Any], None] | None = None
         if to_stream:
             from langgraph.config import get_stream_writer
 
-            with suppress(RuntimeError):  # there is no graph
-                self._write = get_stream_writer()
-        # Without a run, as where LangChain streams, those of what calls the model.
-        own = CallbackManager(run.handlers, parent_run_id=run.run_id) if run is not None else None
-        callbacks = own or get_callback_manager_for_config(ensure_config())
+            with suppress(RuntimeError):  # outside a graph
+                self._write_to_stream = get_stream_writer()
+        # LangChain's streaming path passes no run: use the callbacks of the model's caller.
+        run_callbacks = CallbackManager(run.handlers, parent_run_id=run.run_id) if run is not None else None
+        callbacks = run_callbacks or get_callback_manager_for_config(ensure_config())
         self._config: RunnableConfig | None = {"callbacks": callbacks} if callbacks.parent_run_id is not None else None
 
     def send(self, event: StepEvent) -> None:
-        """Tell callers that wait for it."""
-        data = asdict(event) | self._call
+        """Send an event from a synchronous call."""
+        data = asdict(event) | self._call_metadata
         if self._config is not None:
             dispatch_custom_event(STEP_EVENT, data, config=self._config)
-        if self._write is not None:
-            self._write({STEP_EVENT: data})
+        if self._write_to_stream is not None:
+            self._write_to_stream({STEP_EVENT: data})
 
     async def asend(self, event: StepEvent) -> None:
         """`send` for callers in an event loop."""
-        data = asdict(event) | self._call
+        data = asdict(event) | self._call_metadata
         if self._config is not None:
             await adispatch_custom_event(STEP_EVENT, data, config=self._config)
-        if self._write is not None:
-            self._write({STEP_EVENT: data})
+        if self._write_to_stream is not None:
+            self._write_to_stream({STEP_EVENT: data})

@@ -1,4 +1,4 @@
-"""Fields of the chat model, by what they are about; users give all of them flat."""
+"""The chat model's fields for models and engines, and the runtime that they select."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,66 +18,67 @@ from lookahead_agent.runtime.runtime import Runtime
 
 
 class EngineFields(BaseModel):
-    """The models, in this process or behind servers, and the choice of engines in this process."""
+    """The model of each role, in this process or behind a server, and the options of the engines in this process."""
 
     model: str = DEFAULT_SET
-    """Target model: a name of the catalogue, a folder, or a Hugging Face id."""
+    """Target model: a catalogue name, folder, Hugging Face id, or its name at `base_url`."""
     draft_model: str | None = None
-    """Draft model: a folder or a Hugging Face id; None: the catalogue's draft for the target."""
+    """Draft model: a folder, Hugging Face id, or its name at `draft_url`; None: the catalogue's draft for `model`."""
     judge_model: str | None = None
-    """Judge of step pairs: a catalogue name, a folder or a Hugging Face id, or with `judge_url` its name there; None:
-    the target judges."""
+    """Judge of step pairs: a catalogue name, folder, Hugging Face id, or its name at `judge_url`; None: the target."""
     embedding_model: str | None = None
-    """A sentence-transformers model: a folder or a Hugging Face id, or with `embedding_url` its name there; None: the
-    catalogue's."""
+    """sentence-transformers model: a folder, Hugging Face id, or its name at `embedding_url`; None: the catalogue's."""
     base_url: str | None = None
-    """Address of an OpenAI-compatible server for the target, up to and with `/v1`; `model` is its name there. None: the
-    target runs in this process."""
+    """URL of the target's OpenAI-compatible server, including `/v1`; None: the target runs in this process."""
     api_key: SecretStr | None = Field(default_factory=secret_from_env("LOOKAHEAD_API_KEY", default=None))
-    """Key for that server; None: the environment's `LOOKAHEAD_API_KEY`, if there is one."""
+    """API key for `base_url`; by default the environment variable `LOOKAHEAD_API_KEY`."""
     tokenizer: str | None = None
-    """Whose tokenizer the model behind `base_url` has: a catalogue name, a folder or a Hugging Face id; None:
-    `model`'s."""
+    """Model whose tokenizer `base_url` uses: a catalogue name, folder or Hugging Face id; None: `model`."""
     draft_url: str | None = None
-    """Address of the draft's server, as `base_url` is the target's; so are the following for the judge and so on."""
+    """URL of the draft's server, like `base_url`; None: the draft runs in this process."""
     draft_api_key: SecretStr | None = None
+    """API key for `draft_url`."""
     draft_tokenizer: str | None = None
-    """Whose tokenizer the model behind `draft_url` has; None: `draft_model`'s."""
+    """Model whose tokenizer `draft_url` uses; None: `draft_model`."""
     judge_url: str | None = None
+    """URL of the judge's server; None: the judge runs in this process, or is the target."""
     judge_api_key: SecretStr | None = None
+    """API key for `judge_url`."""
     embedding_url: str | None = None
+    """URL of the embedding model's server; None: the model runs in this process."""
     embedding_api_key: SecretStr | None = None
+    """API key for `embedding_url`."""
     timeout: float | None = Field(None, gt=0)
     """Seconds without a token after which the target has failed; None: never in this process, 600 behind a server."""
     max_retries: int = Field(2, ge=0)
-    """Times that a request to a server is repeated that failed before it was answered."""
+    """Retries of a server request that fails before the server answers."""
 
     token_speculation: str | dict[str, Any] = "auto"
-    """Token-level speculation inside the target's steps, which changes no reply: "auto" (whatever is fastest here),
-    "none", "shared_draft" (by what the draft writes beside it), "draft_model", "ngram", "suffix", or vLLM's
-    `speculative_config`, as {"method": "eagle3", "model": …, "num_speculative_tokens": 3}."""
+    """Lossless token speculation within the target's steps: "auto" (the fastest method on this machine), "none",
+    "shared_draft" (the tokens of the draft's steps), "draft_model", "ngram", "suffix", or vLLM's `speculative_config`,
+    such as `{"method": "eagle3", "model": …, "num_speculative_tokens": 3}`."""
     precision: Precision = "auto"
-    """Of the target's weights: "bf16", "fp32", "int8" (activations too), "int8-weights" (on a CPU), or "auto": on a CPU
-    the fastest of them, "int8" only where it has instructions for that, on a GPU what the model's folder has."""
+    """Precision of the target's weights: "bf16", "fp32", "int8" (activations too), "int8-weights" (on CPUs), or "auto".
+    On a CPU "auto" takes the fastest, and "int8" only with int8 instructions; on a GPU, the folder's precision."""
     draft_precision: Precision = "auto"
-    """Of the draft's weights."""
+    """Precision of the draft's weights."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of the target's vLLM engine (`vllm.AsyncEngineArgs`): tensor_parallel_size, quantization, …"""
+    """Arguments of the target's vLLM engine (`vllm.AsyncEngineArgs`), such as tensor_parallel_size or quantization."""
     draft_engine_args: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the draft's vLLM engine."""
     judge_engine_args: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of the judge's vLLM engine, if it has one of its own."""
+    """Arguments of the judge's vLLM engine, if the judge has its own."""
     cores: tuple[str, str] | None = None
-    """CPU cores of target and draft ("0-5", "6,7"); None: chosen so that they do not share any."""
+    """CPU cores of target and draft, such as ("0-5", "6,7"); None: chosen automatically, without overlap."""
     use_daemon: bool = True
-    """Whether the server that `lookahead-agent up` runs generates the replies, where it has the same engines."""
+    """Whether the daemon of `lookahead-agent up` generates the replies if it runs the same engines."""
 
     def _remote_models(self) -> dict[str, RemoteModel]:
-        found: dict[str, RemoteModel] = {}
+        remote: dict[str, RemoteModel] = {}
         for role in ("target", "draft", "judge", "embedding"):
-            own = "" if role == "target" else f"{role}_"
-            url_field, key_field = f"{own or 'base_'}url", f"{own}api_key"
-            model: str | None = getattr(self, f"{own}model")
+            prefix = "" if role == "target" else f"{role}_"
+            url_field, key_field = f"{prefix or 'base_'}url", f"{prefix}api_key"
+            model: str | None = getattr(self, f"{prefix}model")
             url: str | None = getattr(self, url_field)
             key = getattr(self, key_field)
             if url is None:
@@ -91,11 +92,11 @@ class EngineFields(BaseModel):
             if model is None and role in ("judge", "embedding"):
                 raise ConfigurationError(f"{url_field} needs {role}_model: the model's name on that server")
             secret = key.get_secret_value() if key is not None else None
-            found[role] = RemoteModel(url, model, secret, self.timeout or 600.0, self.max_retries)
+            remote[role] = RemoteModel(url, model, secret, self.timeout or 600.0, self.max_retries)
         for role, name in (("target", "tokenizer"), ("draft", "draft_tokenizer")):
-            if role not in found and getattr(self, name) is not None:
+            if role not in remote and getattr(self, name) is not None:
                 raise ConfigurationError(f"{name} is for a model behind a server; one in this process has its own")
-        return found
+        return remote
 
     def _find_runtime(self, policies: Sequence[VerifierPolicy]) -> Runtime:
         remote = self._remote_models()
@@ -127,6 +128,6 @@ class EngineFields(BaseModel):
         arguments = (self.engine_args, self.draft_engine_args, self.judge_engine_args)
         speculation = self.token_speculation if "target" not in remote else "none"
         spec = RuntimeSpec(models, *arguments, remote, speculation, self.precision, self.draft_precision, self.cores)
-        # Behind a server, what the target costs is not known here: steps are the only way to win something.
+        # Behind a server, the target's cost is unknown, and only step speculation can make it faster.
         steps = [policy.forces_speculation or ("target" in remote and policy.speculates) for policy in policies]
         return Runtime.shared(spec, expects_draft=any(steps))

@@ -1,4 +1,4 @@
-"""`ChatLookahead`: LangChain in, engine out."""
+"""`ChatLookahead`, the LangChain chat model: it builds a request for each call and converts the reply's events."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -33,14 +33,14 @@ Run = CallbackManagerForLLMRun | None
 AsyncRun = AsyncCallbackManagerForLLMRun | None
 
 ReplyEvent = TextDelta | StepEvent | AIMessage
-"""Text and steps of a reply while they are written, and at last its message."""
+"""The text and the steps of a reply while they are generated, then its message."""
 
 
 class ChatLookahead(CallDefaults, BindingModel):
-    """A chat model that thinks with Lookahead Reasoning (arXiv 2506.19830) on vLLM, in this process or behind servers.
+    """A LangChain chat model that runs Lookahead Reasoning (arXiv 2506.19830) on vLLM, in this process or on servers.
 
-    A draft model writes whole reasoning steps ahead, the target model writes the matching steps in parallel, and a
-    verifier keeps the draft steps that mean the same. Tool calls are always the target's own.
+    A draft model writes whole reasoning steps ahead while the target model writes the matching steps in parallel. A
+    verifier accepts the draft steps that mean the same as the target's. Only the target writes tool calls.
 
         ```python
         llm = ChatLookahead(model="qwen2.5-coder-1.5b", policies={"planner": "balanced", "executor": "strict"})
@@ -49,7 +49,7 @@ class ChatLookahead(CallDefaults, BindingModel):
         llm.with_structured_output(Answer).invoke("What is 17 * 23?")
         ```
 
-    Behind servers:
+    With models on OpenAI-compatible servers:
         ```python
         llm = ChatLookahead(
             model="Qwen/Qwen3-32B", base_url="http://big:8000/v1",
@@ -57,45 +57,47 @@ class ChatLookahead(CallDefaults, BindingModel):
         )
         ```
 
-    A policy is chosen by, in this order: the call's `policy` argument (`.invoke(..., policy="off")`,
-    `.bind(policy=...)`), `config["configurable"]["lookahead_policy"]`, the entry in `policies` for the LangGraph node
-    that is running, and `policy`. An entry is a node's name ("planner"), its path through subgraphs
-    ("research:planner"), or a pattern ("research:*"). `policy_for(node).explain()` says which policy a call gets, and
-    why.
+    The policy of a call comes from the first of these that is set:
 
-    Engines start at the first call (or with `start`), are shared with other models of the same configuration, and are
-    shut down by `close`, when the model is collected, or at exit. A copy is another model of that configuration:
-    closing either leaves the other its engines. `pickle` writes fields down, keys included.
+    1. the call's `policy` argument: `.invoke(..., policy="off")` or `.bind(policy=...)`
+    2. `config["configurable"]["lookahead_policy"]`
+    3. the entry in `policies` for the running LangGraph node
+    4. the field `policy`
 
-    `content_blocks` shows thinking as a block of type "reasoning". Custom events `lookahead_step` (`astream_events`, or
-    `stream_mode="custom"` with `stream_steps=True`) tell what happens to each step. The reference's page "Metadata"
-    explains the figures of a reply, `response_metadata["lookahead"]`.
+    A key of `policies` is a node's name ("planner"), its path through subgraphs ("research:planner"), or a pattern
+    ("research:*"). `policy_for(node).explain()` says which policy a call gets, and why.
+
+    The engines start at the first call or with `start`, and models of the same configuration share them. `close` shuts
+    them down unless another model or a copy uses them; otherwise they run until all these models are garbage-collected,
+    or until exit. `pickle` stores the fields that were set, API keys included.
+
+    `content_blocks` shows thinking as a block of type "reasoning". Step events (`lookahead_step`) arrive through
+    `astream_events`, or `stream_mode="custom"` with `stream_steps=True`. The reference's page "Metadata" explains
+    `response_metadata["lookahead"]`. The constructor checks its arguments without loading a model.
 
     Raises:
         pydantic.ValidationError: A field is out of its range.
-        ConfigurationError: Values that do not go together, or a policy that does not exist.
-        ModelNotFoundError: A model that is neither in the catalogue, nor a folder, nor a Hugging Face id.
+        ConfigurationError: Arguments contradict each other, or a policy does not exist.
+        ModelNotFoundError: A model is neither in the catalogue, nor a folder, nor a Hugging Face id.
         MissingExtraError: vLLM is not installed.
-
-    All of them are raised before any model is loaded.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
     streaming: bool = False
-    """Whether `invoke` streams too, so that callbacks get its pieces."""
+    """Whether `invoke` streams internally, so that callbacks receive the reply in chunks."""
     stream_steps: bool = False
-    """Whether step events also go to LangGraph's `stream_mode="custom"`, as {"lookahead_step": …}."""
+    """Whether step events also go to LangGraph's `stream_mode="custom"`, as `{"lookahead_step": …}`."""
     return_token_ids: bool = False
-    """Whether `response_metadata["token_ids"]` lists the reply's tokens."""
+    """Whether `response_metadata["token_ids"]` has the reply's token ids."""
     engines: EngineSet | None = Field(None, exclude=True, repr=False)
-    """Engines to use in place of those that the other fields describe, for tests; they are not shut down."""
+    """Engines for tests, in place of those that the other fields describe; `close` does not shut them down."""
 
     _backend: LocalBackend = PrivateAttr()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        policies = self._every_policy()
+        policies = self._all_policies()
         if self.engines is None:
             check_tool_parser(self.tool_parser)
             self._backend = LocalBackend(runtime=self._find_runtime(policies))
@@ -105,7 +107,7 @@ class ChatLookahead(CallDefaults, BindingModel):
             self.profile = profile_of(self._backend, self.max_tokens)
         return self
 
-    # From messages to the engines
+    # Generation
 
     def _generate(self, messages: Messages, stop: Stop = None, run_manager: Run = None, **kwargs: Any) -> ChatResult:
         *_, message = self._events(messages, stop, run_manager, kwargs)
@@ -140,7 +142,7 @@ class ChatLookahead(CallDefaults, BindingModel):
     def _events(
         self, messages: Messages, stop: Stop, run_manager: Run, options: dict[str, Any]
     ) -> Iterator[TextDelta | AIMessage]:
-        """A reply's text and at last its message; step events go to the callbacks."""
+        """Yield the text of a reply, then its message; step events go to the callbacks."""
         request = self.request(messages, _options(stop, options), run_manager=run_manager)
         steps = StepCallbacks(request, self.stream_steps, run_manager)
         for event in background.stream(self.generate_events(request)):
@@ -162,7 +164,7 @@ class ChatLookahead(CallDefaults, BindingModel):
                     yield event
 
     async def generate_events(self, request: GenerateRequest) -> AsyncGenerator[ReplyEvent, None]:
-        """Generate a reply: its text, its steps, and at last its message; it runs in the background loop."""
+        """Yield the text and the steps of a reply, then its message; must run in the background loop."""
         backend = await self._choose_backend()
         async with aclosing(backend.generate(request)) as events:
             async for event in events:
@@ -172,32 +174,32 @@ class ChatLookahead(CallDefaults, BindingModel):
                     yield event
 
     async def _choose_backend(self) -> LocalBackend | ServerBackend:
-        """The server that `lookahead-agent up` runs, if it has these engines; else this process."""
+        """Return the daemon of `lookahead-agent up` if it runs the same engines, else the backend of this process."""
         runtime = self._backend.runtime
-        # Engines that run in this process are nearer, and what is behind servers runs already.
+        # Engines that already run in this process come first, and models behind servers need no daemon.
         if self.use_daemon and runtime is not None and runtime.running is None and not runtime.spec.remote:
             return await find_server(runtime.spec.digest) or self._backend
         return self._backend
 
-    # The engines' life
+    # Lifecycle
 
     @property
     def backend(self) -> LocalBackend:
-        """The engines of this process."""
+        """The backend that generates in this process."""
         return self._backend
 
     def start(self, progress: Progress | None = None) -> None:
         """Fetch the models and start the engines now instead of at the first call.
 
         Args:
-            progress: Shown what is done; None: the `lookahead_agent` logger is told.
+            progress: Shows downloads and starts; None: the `lookahead_agent` logger records them.
 
         Raises:
-            ModelError: A model could not be fetched.
-            EngineStartError: The target could not be started.
+            ModelError: A model cannot be fetched.
+            EngineStartError: The target does not start.
         """
         if background.run(self._choose_backend()) is self._backend:
-            self._backend.start(self._every_policy(), progress)
+            self._backend.start(self._all_policies(), progress)
 
     def warm(
         self,
@@ -206,18 +208,18 @@ class ChatLookahead(CallDefaults, BindingModel):
         tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool] = (),
         **kwargs: Any,
     ) -> None:
-        """Have the engines read how a prompt begins while no reply is written, so that replies to it begin sooner.
+        """Prefill the beginning of later prompts while the engines are idle, so that their replies start sooner.
 
-        Returns at once and starts no engine: the latest prompts wait until the engines run. A reply stops the reading.
-        Behind servers nothing is read, for it may cost money there; the engines of `lookahead-agent up` do read.
+        The call returns at once and starts no engine: the latest prompts wait until the engines run. A reply interrupts
+        the prefill. Models behind servers skip it, since it may cost money; the daemon of `lookahead-agent up` does it.
 
         Args:
-            input: Text or messages with which later prompts begin. The last message may be empty.
+            input: Text or messages that begin later prompts. The last message may be empty.
             tools: Tools that later calls bind.
             kwargs: Options of later calls, such as `node`.
 
         Raises:
-            ConfigurationError: As a call with these arguments.
+            ConfigurationError: A call with these arguments would raise it.
         """
         options = _options(None, {"tools": openai_tools(tools), **kwargs})
         background.submit(self._warm(self.request(self._convert_input(input).to_messages(), options)))
@@ -226,12 +228,12 @@ class ChatLookahead(CallDefaults, BindingModel):
         await (await self._choose_backend()).warm(request)
 
     def explain(self) -> str:
-        """Say how the running engines were chosen, and the certificates of policies with a risk."""
+        """Explain how the running engines were selected, and whether policies with a risk have a certificate."""
         backend = background.run(self._choose_backend())
-        return backend.explain(self._every_policy()) if isinstance(backend, LocalBackend) else backend.status.reason
+        return backend.explain(self._all_policies()) if isinstance(backend, LocalBackend) else backend.status.reason
 
     def close(self) -> None:
-        """Shut down the engines, unless another model uses them; a later call starts them again."""
+        """Shut down the engines unless another model uses them; a later call starts them again."""
         self._backend.close()
 
     def __enter__(self) -> Self:
@@ -241,7 +243,7 @@ class ChatLookahead(CallDefaults, BindingModel):
         self.close()
 
     def __eq__(self, other: object) -> bool:
-        # Not by their leases of the engines, in which copies differ.
+        # Not `_backend`: each copy has its own lease of the same runtime.
         if not isinstance(other, type(self)):
             return NotImplemented
         return self._backend.runtime is other._backend.runtime and all(
@@ -253,18 +255,18 @@ class ChatLookahead(CallDefaults, BindingModel):
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         memo = {} if memo is None else memo
-        # Engines are resources, and LangChain's caches, limiters and callbacks are shared by what uses them.
+        # Copies share engines, and LangChain's cache, rate limiter and callbacks.
         for shared in (self.engines, self._backend, self.cache, self.rate_limiter, self.callbacks):
             memo[id(shared)] = shared
         return self._with_own_lease(super().__deepcopy__(memo))
 
     def _with_own_lease(self, copied: Self) -> Self:
-        """A copy that leases the engines itself, so that closing one leaves the other its engines."""
+        """Give a copy its own lease of the engines, so that closing one model leaves them to the other."""
         copied.__dict__.pop("_serialized", None)
         copied._backend = LocalBackend(copied.engines, self._backend.runtime)
         return copied
 
-    # What LangChain asks for
+    # LangChain's hooks
 
     @property
     def _llm_type(self) -> str:
@@ -282,9 +284,9 @@ class ChatLookahead(CallDefaults, BindingModel):
         return params
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
-        # LangChain keeps what it has written down of a model, also for copies of it with other fields.
+        # LangChain caches a model's serialized form, and copies with other fields inherit it.
         self.__dict__.pop("_serialized", None)
-        # Nodes of different policies must not have each other's replies from a cache.
+        # LangChain's cache must not mix the replies of different policies.
         policy = self._chosen_policy(_options(stop, kwargs), None)[0]
         return super()._get_llm_string(stop, **kwargs) + f"---{policy!r}"
 
@@ -297,7 +299,7 @@ class ChatLookahead(CallDefaults, BindingModel):
 
 
 def _options(stop: list[str] | None, options: Mapping[str, Any]) -> CallOptions:
-    # LangChain itself reads `stream`, which says whether `invoke` streams, and passes it on.
+    # `stream` is LangChain's own option (whether `invoke` streams), which it passes on all the same.
     return CallOptions.read({**{name: options[name] for name in options.keys() - {"stream"}}, "stop": stop})
 
 
@@ -306,6 +308,5 @@ def _result(item: TextDelta | AIMessage) -> ChatResult:
     return ChatResult(generations=[ChatGeneration(message=item)])
 
 
-# LangChain lists in langchain-core which classes `load(…, allowed_objects="all")` may make again, and has no other way
-# to add one.
+# langchain-core lists the classes that `load(…, allowed_objects="all")` may restore, and has no other way to add one.
 ALL_SERIALIZABLE_MAPPINGS[tuple(ChatLookahead.lc_id())] = (*__name__.split("."), ChatLookahead.__name__)

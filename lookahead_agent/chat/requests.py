@@ -1,4 +1,4 @@
-"""From a call of the chat model to its `GenerateRequest`: its LangGraph node, its policy, and how tokens are chosen."""
+"""Builds the `GenerateRequest` of a call of the chat model: its LangGraph node, its policy, and its sampling."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from lookahead_agent.policy import PolicyLike, VerifierPolicy, as_policy, node_p
 if TYPE_CHECKING:
     from langgraph.graph.state import CompiledStateGraph
 
-POLICY_KEY = "lookahead_policy"  # Key of `config["configurable"]` that chooses a policy
+POLICY_KEY = "lookahead_policy"  # Key of `config["configurable"]` that sets the policy
 CONFIGURED = f'config["configurable"]["{POLICY_KEY}"]'
 
 RunManager = CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun
 
 
 class CallDefaults(SamplingArguments, EngineFields):
-    """What a call of the chat model does not say itself."""
+    """Policies, sampling and limits of calls that set none themselves."""
 
     max_tokens: MaxTokens = DEFAULT_MAX_TOKENS
-    """Most tokens of a reply."""
+    """Maximum number of tokens of a reply."""
     policy: str | VerifierPolicy = "balanced"
-    """Policy of calls for which nothing else chooses one."""
+    """Policy of calls for which nothing else sets one."""
     policies: dict[str, str | VerifierPolicy] = Field(default_factory=dict)
     """Policies by LangGraph node: name, path through subgraphs ("outer:inner"), or pattern ("plan*")."""
     depth: Literal["auto"] | Annotated[int, Field(ge=1, le=16)] = "auto"
-    """Steps ahead of policies that do not say. "auto": each node's replies get the fastest configuration, with the
-    draft steps that its policy allows or without; a number forces step speculation."""
+    """Steps ahead for policies that set none. "auto" gives each node the fastest configuration, with or without the
+    draft steps that its policy allows; a number forces step speculation."""
     tool_parser: str | None = None
-    """Name of the vLLM parser that reads the target's tool calls; None: by its chat template."""
+    """Name of the vLLM parser for the target's tool calls; None: the chat template decides."""
     audit_rate: float = Field(AUDIT_RATE, ge=0, le=1)
-    """Share of the steps accepted by a certificate (policies such as "risk=0.02") that the target judges again when it
-    has nothing else to do; where they are disputed more often than in the calibration, the policy is tightened."""
+    """Share of the steps accepted by a certificate (policies such as "risk=0.02") that the target judges again while
+    idle. If it disputes more of them than in the calibration, the policy is tightened."""
 
     def request(
         self,
@@ -57,24 +57,24 @@ class CallDefaults(SamplingArguments, EngineFields):
         *,
         run_manager: RunManager | None = None,
     ) -> GenerateRequest:
-        """Decide everything about a call with these options; `run_manager` knows which node makes it.
+        """Build the request of a call with these options; `run_manager` knows the calling node.
 
-        `prompt` may do without a chat template, as text or token ids. The reply continues a last message of the model's
-        own, unless that was a finished reply.
+        A `prompt` of text or token ids bypasses the chat template. With messages, the reply continues a last assistant
+        message, unless that is a finished reply.
         """
         policy, node = self._chosen_policy(options, run_manager)
         messages: list[dict[str, Any]] | None = None
         text_or_ids: str | list[int] = ""
-        asked = ""
+        question = ""
         if isinstance(prompt, str):
             check_encodable(prompt, "the prompt")
-            text_or_ids = asked = prompt
+            text_or_ids = question = prompt
         elif prompt and isinstance(prompt[0], int):
             text_or_ids = [part for part in prompt if isinstance(part, int)]
         else:
-            said = [part for part in prompt if isinstance(part, BaseMessage)]
-            messages = conversation(said)
-            asked = next((message.text for message in reversed(said) if not isinstance(message, AIMessage)), "")
+            history = [part for part in prompt if isinstance(part, BaseMessage)]
+            messages = conversation(history)
+            question = next((message.text for message in reversed(history) if not isinstance(message, AIMessage)), "")
             if continues(messages) and options.structured is not None:
                 raise ConfigurationError(
                     "the last message is the model's own, which a reply would continue, but a required tool call or a "
@@ -88,7 +88,7 @@ class CallDefaults(SamplingArguments, EngineFields):
             node=node,
             messages=messages,
             prompt=text_or_ids,
-            question=asked,
+            question=question,
             tools=options.tools,
             must_call=options.tool_choice is not None,
             parallel_tool_calls=options.parallel_tool_calls,
@@ -101,13 +101,13 @@ class CallDefaults(SamplingArguments, EngineFields):
         )
 
     def _sampling(self, options: CallOptions) -> Sampling:
-        """How tokens are chosen: by the call, else by the model's fields, else as its makers recommend."""
-        given = dict(self._recommended_sampling())
+        """Merge the sampling arguments: the call's, else the model's fields, else the recommendation of its makers."""
+        values_by_name = dict(self._recommended_sampling())
         for source in (self, options):
             values = {name: getattr(source, name, None) for name in SamplingArguments.model_fields}
-            given |= {name: value for name, value in values.items() if value is not None}
-        # The model's fields may have been assigned, which pydantic does not check.
-        chosen = SamplingArguments.read(given).model_dump(exclude_none=True)
+            values_by_name |= {name: value for name, value in values.items() if value is not None}
+        # Pydantic does not check fields that were assigned after construction.
+        chosen = SamplingArguments.read(values_by_name).model_dump(exclude_none=True)
         return Sampling(
             **{"max_tokens": DEFAULT_MAX_TOKENS, **chosen, "stop": tuple(chosen.get("stop", ()))},
             structured=options.structured,
@@ -117,9 +117,9 @@ class CallDefaults(SamplingArguments, EngineFields):
         return GREEDY
 
     def _chosen_policy(self, options: CallOptions, run_manager: RunManager | None) -> tuple[VerifierPolicy, str]:
-        """The policy of a call, and the path of the node that makes it."""
+        """Return the policy of a call, and the path of the calling node."""
         config = ensure_config()
-        # In LangChain's streaming path the run manager is not handed on, but the configuration has the same metadata.
+        # LangChain's streaming path passes no run manager, but the config has the same metadata.
         metadata = {**(config.get("metadata") or {}), **((run_manager.metadata or {}) if run_manager else {})}
         node = options.node or node_path(metadata)
         configurable = (config.get("configurable") or {}).get(POLICY_KEY)
@@ -128,11 +128,11 @@ class CallDefaults(SamplingArguments, EngineFields):
     def policy_for(
         self, node: str | None = None, *, policy: PolicyLike | None = None, configurable: PolicyLike | None = None
     ) -> VerifierPolicy:
-        """The policy that a call gets; its `explain()` says which rule chose it.
+        """Return the policy that a call gets; its `explain()` names the rule that selected it.
 
         Args:
-            node: The node that calls, by name or by path ("research:planner"); None: outside a graph.
-            policy: The call's argument.
+            node: Name or path ("research:planner") of the calling node; None: outside a graph.
+            policy: The call's `policy` argument.
             configurable: `config["configurable"]["lookahead_policy"]`.
         """
         if policy is not None:
@@ -144,23 +144,23 @@ class CallDefaults(SamplingArguments, EngineFields):
             where = f"in the node {node!r}" if node else "outside a graph"
             key = matching_key(list(self.policies), node or "")
             chosen = as_policy(self.policies[key] if key is not None else self.policy)
-            own = f"the model's own policy: nothing else chooses one {where}"
-            rule = f"policies[{key!r}], {where}" if key is not None else own
+            default_rule = f"the model's own policy: nothing else chooses one {where}"
+            rule = f"policies[{key!r}], {where}" if key is not None else default_rule
         return chosen.with_selection_rule(rule).with_depth(self.depth)
 
-    def _every_policy(self) -> list[VerifierPolicy]:
-        """The model's policies, its own and those of nodes; raises PolicyError if one does not exist."""
+    def _all_policies(self) -> list[VerifierPolicy]:
+        """Return the model's default policy and those of its nodes; raises PolicyError if one does not exist."""
         return [as_policy(policy).with_depth(self.depth) for policy in (self.policy, *self.policies.values())]
 
     def check_policies(self, graph: CompiledStateGraph[Any, Any, Any, Any], *, calls: Collection[str] = ()) -> None:
-        """Check that every entry of `policies` matches a node of a compiled graph or of its subgraphs.
+        """Check that every key of `policies` matches a node of a compiled graph or of its subgraphs.
 
         Args:
-            graph: The graph.
-            calls: Further names, which middleware gives to its calls: "thinker" of `ThinkingMiddleware`.
+            graph: The compiled graph.
+            calls: Further names that middleware gives to its calls, such as "thinker" of `ThinkingMiddleware`.
 
         Raises:
-            PolicyError: One does not; the message lists the nodes.
+            PolicyError: A key matches no node; the message lists the nodes.
         """
         subgraphs: Any = graph.get_subgraphs(recurse=True)
         graphs = [("", graph.nodes), *((f"{path.replace('|', ':')}:", inner.nodes) for path, inner in subgraphs)]
@@ -172,9 +172,9 @@ class CallDefaults(SamplingArguments, EngineFields):
 
 
 def matching_key(keys: Sequence[str], node: str) -> str | None:
-    """The key of `policies` that a node's path matches; None if there is none."""
+    """Return the key of `policies` that matches a node's path, or None."""
     # A name ("planner") matches that node in every graph, a path ("research:planner") that node in that subgraph, and a
-    # pattern ("plan*", "research:*") whatever it fits. The longest name or path goes first, then the first pattern.
+    # pattern ("plan*", "research:*") all that fit it. The longest name or path comes first, then the first pattern.
     names = node.split(":") if node else []
     tails = [":".join(names[start:]) for start in range(len(names))]
     for tail in tails:

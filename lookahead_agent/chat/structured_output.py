@@ -1,4 +1,4 @@
-"""Replies in a given form: JSON by schema, by vLLM's guided decoding, or by a tool call."""
+"""Structured output: schemas of replies, and the parsers of their JSON or tool calls."""
 
 from __future__ import annotations
 
@@ -35,44 +35,44 @@ logger = logging.getLogger(__name__)
 
 Method = Literal["json_schema", "function_calling", "json_mode"]
 
-_VALUE = "value"  # The argument of a call whose schema's values are no objects
-_LONGEST_NAME = 64
-_NOTHING = object()
+_VALUE = "value"  # Argument of the tool call if the values of its schema are not objects
+_MAX_NAME_LENGTH = 64
+_UNSET = object()
 
 
-def _as_it_is(value: Any) -> Any:
+def _identity(value: Any) -> Any:
     return value
 
 
-def _validated(adapter: TypeAdapter[Any], value: Any) -> Any:
-    # As JSON: a strict model takes a date's text from nowhere else.
+def _validate(adapter: TypeAdapter[Any], value: Any) -> Any:
+    # As JSON: in strict mode, Pydantic reads a date from text only there.
     return adapter.validate_json(json.dumps(value))
 
 
 @dataclass(frozen=True)
 class Form:
-    """The form that a schema of structured output describes, by a name that may be a tool's."""
+    """A schema of structured output, with a name that a tool can have."""
 
     name: str
     description: str
     json_schema: dict[str, Any]
-    read: Callable[[Any], Any] = _as_it_is  # makes the result of a JSON value; raises ValueError if that is none
+    read: Callable[[Any], Any] = _identity  # converts a JSON value to the result; raises ValueError if it is invalid
 
     @classmethod
     def of(cls, schema: Any) -> Form:
-        """The form of a type, a function, a tool, a JSON schema, or OpenAI's form of one; else ConfigurationError."""
+        """Create a form from a type, function, tool, JSON schema or OpenAI's format of one; else ConfigurationError."""
         try:
             if isinstance(schema, Mapping):
                 return _form_of_mapping(schema)
             if isinstance(schema, type) and issubclass(schema, BaseModelV1):
                 return _form(schema.schema(), schema.__name__, schema.parse_obj)
             if is_typeddict(schema):
-                with suppress(RecursionError):  # it refers to itself, which LangChain's descriptions do not know
+                with suppress(RecursionError):  # LangChain cannot convert a recursive type
                     return _form(convert_to_json_schema(schema))
             if isinstance(schema, BaseTool) or isfunction(schema):
                 return _form(convert_to_json_schema(schema))
             adapter: TypeAdapter[Any] = TypeAdapter(schema)
-            return _form(adapter.json_schema(), getattr(schema, "__name__", ""), bound(_validated, adapter))
+            return _form(adapter.json_schema(), getattr(schema, "__name__", ""), bound(_validate, adapter))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, PydanticUserError) as error:
             reason = str(error).strip().splitlines() or [type(error).__name__]
             raise ConfigurationError(f"this is not a schema of structured output: {reason[0]}") from error
@@ -84,7 +84,7 @@ class Form:
 
     @cached_property
     def tool(self) -> dict[str, Any]:
-        """A tool in OpenAI's format, a call of which has a value of the form as its arguments."""
+        """A tool in OpenAI's format whose arguments are a value of the form."""
         if self.is_object:
             parameters = {key: value for key, value in self.json_schema.items() if key != "$ref"} | dict(self._root)
         else:
@@ -96,12 +96,12 @@ class Form:
 
     @property
     def is_object(self) -> bool:
-        """Whether all its values are JSON objects."""
+        """Whether every value of the form is a JSON object."""
         return self._root.get("type") == "object"
 
     @cached_property
     def _root(self) -> Mapping[str, Any]:
-        """The schema, or the definition in it that it is, as of a class that refers to itself."""
+        """The schema, or the definition that its `$ref` names, as for a class that refers to itself."""
         match self.json_schema:
             case {"$ref": str() as ref} if isinstance(found := target(self.json_schema, ref), Mapping):
                 return found
@@ -109,8 +109,8 @@ class Form:
 
 
 def callback_schema(schema: Any, form: Form) -> Any:
-    """A schema as LangChain tells its callbacks of it: a Pydantic class as it is, where LangChain can convert it."""
-    # A tool is taken as it is. LangChain's conversion fails for root models and types, with errors that end the call.
+    """Return a schema for LangChain's callbacks: a Pydantic class that LangChain can convert, else the form's tool."""
+    # LangChain's conversion fails for root models and types, with errors that end the call; a tool needs none.
     if isinstance(schema, type) and issubclass(schema, BaseModel):
         try:
             convert_to_json_schema(schema)
@@ -121,8 +121,8 @@ def callback_schema(schema: Any, form: Form) -> Any:
     return form.tool
 
 
-def _form(schema: dict[str, Any], name: str = "", read: Callable[[Any], Any] = _as_it_is) -> Form:
-    name = re.sub(r"[^a-zA-Z0-9_-]+", "_", str(schema.get("title") or name)).strip("_")[:_LONGEST_NAME]
+def _form(schema: dict[str, Any], name: str = "", read: Callable[[Any], Any] = _identity) -> Form:
+    name = re.sub(r"[^a-zA-Z0-9_-]+", "_", str(schema.get("title") or name)).strip("_")[:_MAX_NAME_LENGTH]
     description = schema.get("description")
     return Form(name or "answer", description if isinstance(description, str) else "", schema, read)
 
@@ -132,8 +132,8 @@ def _form_of_mapping(schema: Mapping[str, Any]) -> Form:
         case {"type": "json_schema", "json_schema": {"schema": dict() as inner, **rest}}:
             return _form(inner, str(rest.get("name") or ""))
         case {"type": "function", "function": dict() as function} | ({"name": str()} as function):
-            given = (function.get(key) for key in ("parameters", "input_schema", "schema"))
-            parameters = next((found for found in given if found), {"type": "object"})
+            schemas = (function.get(key) for key in ("parameters", "input_schema", "schema"))
+            parameters = next((found for found in schemas if found), {"type": "object"})
             if not isinstance(parameters, dict):
                 raise TypeError("the parameters of a function are a JSON schema")
             return Form(
@@ -145,20 +145,20 @@ def _form_of_mapping(schema: Mapping[str, Any]) -> Form:
 
 
 class FormParser(BaseTransformOutputParser[Any]):
-    """Reads a reply in a form: its text, or the arguments of its call."""
+    """Parses a reply in a form: its text, or the arguments of its tool call."""
 
-    # Only a whole value is a result. LangChain's own parsers, which are asked for what is known of a stream before its
-    # end, complete what was cut off, and half an argument passes for a whole.
+    # Only a complete value is a result. LangChain's parsers complete truncated JSON while a stream runs, so half an
+    # argument would pass for a whole one.
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     form: Form | None = None  # None: any JSON value
-    called: bool = False  # whether the value is in a call of the form's tool
+    called: bool = False  # whether the value is the arguments of a call of the form's tool
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
-        """The result of a reply; `partial`: of what has come of it, or None."""
+        """Parse a reply; with `partial`, parse the beginning of one, or return None."""
         generation = result[0]
-        value = self._called(generation, partial) if self.called else self._written(generation, partial)
+        value = self._parse_call(generation, partial) if self.called else self._parse_text(generation, partial)
         if self.form is None or (partial and value is None):
             return value
         try:
@@ -173,18 +173,18 @@ class FormParser(BaseTransformOutputParser[Any]):
             ) from error
 
     def parse(self, text: str) -> Any:
-        """The result of a whole text."""
+        """Parse a complete text."""
         return self.parse_result([Generation(text=text)])
 
-    def _written(self, generation: Generation, partial: bool) -> Any:
+    def _parse_text(self, generation: Generation, partial: bool) -> Any:
         if partial:
             return JsonOutputParser().parse_result([generation], partial=True)
         try:
             return parse_json_markdown(generation.text.strip(), parser=loads)
         except ValueError as error:
-            raise _unreadable(generation, f"is not JSON ({error})") from error
+            raise _parsing_error(generation, f"is not JSON ({error})") from error
 
-    def _called(self, generation: Generation, partial: bool) -> Any:
+    def _parse_call(self, generation: Generation, partial: bool) -> Any:
         message = generation.message if isinstance(generation, ChatGeneration) else None
         calls = message.tool_calls if isinstance(message, AIMessage) else []
         if partial and not calls:
@@ -195,43 +195,43 @@ class FormParser(BaseTransformOutputParser[Any]):
                 try:
                     return call["args"] if self.form.is_object else call["args"][_VALUE]
                 except KeyError as error:
-                    raise _unreadable(generation, f"has no {error} in its call of {self.form.name}") from error
-        raise _unreadable(generation, f"has no whole call of {self.form.name}")
+                    raise _parsing_error(generation, f"has no {error} in its call of {self.form.name}") from error
+        raise _parsing_error(generation, f"has no whole call of {self.form.name}")
 
-    # Of a stream comes what is known of it, each time that tells more, and at last the whole.
+    # A stream yields each partial result that differs from the one before, and then the complete result.
 
     def _transform(self, input: Iterator[str | BaseMessage]) -> Iterator[Any]:
         whole: Any = None
-        last: Any = _NOTHING
+        last: Any = _UNSET
         for chunk in input:
             whole = chunk if whole is None else whole + chunk
-            for result in self._news(whole, last, partial=True):
+            for result in self._new_results(whole, last, partial=True):
                 yield (last := result)
-        yield from self._news(whole, last, partial=False)
+        yield from self._new_results(whole, last, partial=False)
 
     async def _atransform(self, input: AsyncIterator[str | BaseMessage]) -> AsyncIterator[Any]:
         whole: Any = None
-        last: Any = _NOTHING
+        last: Any = _UNSET
         async for chunk in input:
             whole = chunk if whole is None else whole + chunk
-            for result in self._news(whole, last, partial=True):
+            for result in self._new_results(whole, last, partial=True):
                 yield (last := result)
-        for result in self._news(whole, last, partial=False):
+        for result in self._new_results(whole, last, partial=False):
             yield result
 
-    def _news(self, whole: Any, last: Any, *, partial: bool) -> list[Any]:
-        """The result of what has come, unless it was the last one told; raises OutputParserException if it is none."""
+    def _new_results(self, whole: Any, last: Any, *, partial: bool) -> list[Any]:
+        """Return the result so far unless it equals the last one; raises OutputParserException for an invalid reply."""
         if whole is None:
             return []
         is_message = isinstance(whole, BaseMessage)
         generation = ChatGeneration(message=whole) if is_message else Generation(text=whole)
         result = self.parse_result([generation], partial=partial)
-        # True and 1 are equal, and not the same.
-        told = type(result) is type(last) and result == last
-        return [] if told or (partial and result is None) else [result]
+        # True and 1 are equal, but not the same result.
+        unchanged = type(result) is type(last) and result == last
+        return [] if unchanged or (partial and result is None) else [result]
 
 
-def _unreadable(generation: Generation, why: str) -> OutputParserException:
+def _parsing_error(generation: Generation, why: str) -> OutputParserException:
     metadata = generation.message.response_metadata if isinstance(generation, ChatGeneration) else {}
     if metadata.get("finish_reason") == "length":
         why += ": it ended before its form did, as where max_tokens cut it off, which should be raised then"
@@ -239,11 +239,11 @@ def _unreadable(generation: Generation, why: str) -> OutputParserException:
 
 
 def with_parser(llm: Runnable[Any, Any], parser: BaseOutputParser[Any], *, include_raw: bool) -> Runnable[Any, Any]:
-    """A model and the parser of its reply; `include_raw`: errors are returned beside the message, and not raised."""
+    """Chain a model and a parser; `include_raw` returns parsing errors beside the message instead of raising them."""
     if not include_raw:
         return llm | parser
-    read = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
-    unread = RunnablePassthrough.assign(parsed=lambda _: None)
-    return RunnableMap(raw=llm) | read.with_fallbacks(
-        [unread], exceptions_to_handle=(OutputParserException, ValueError), exception_key="parsing_error"
+    with_result = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
+    without_result = RunnablePassthrough.assign(parsed=lambda _: None)
+    return RunnableMap(raw=llm) | with_result.with_fallbacks(
+        [without_result], exceptions_to_handle=(OutputParserException, ValueError), exception_key="parsing_error"
     )

@@ -1,3 +1,3 @@
-"""The command line: `lookahead-agent ask | agent | bench | plan | …`."""
+"""The command line: `lookahead-agent ask | agent | bench | estimate | …`."""
 
 from lookahead_agent.cli.app import main as main

@@ -1,4 +1,4 @@
-"""`lookahead-agent agent`: a template with any tools, on a question."""
+"""`lookahead-agent agent`: runs a template with any tools on a question."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from lookahead_agent.agents.checkpoints import checkpointer
 from lookahead_agent.agents.templates import TEMPLATES, template
 from lookahead_agent.agents.tool_sources import KINDS, open_tools, specialists
 from lookahead_agent.cli import options
-from lookahead_agent.cli.agent_run import Finished, carry_out, node_table
+from lookahead_agent.cli.agent_run import RunResult, node_table, run_graph
 from lookahead_agent.cli.terminal import ProgressBars, Terminal
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.models.cache import user_folder, writable
@@ -47,7 +47,7 @@ _TRACE = "Show the run as a page (.html), or record it (.jsonl) for `trace`."
 _LIVE = "Show what happens to each step while it runs, in place of the texts."
 
 
-@options.with_shared
+@options.with_option_group
 def agent(
     models: options.ReplyOptions,
     question: Annotated[str | None, typer.Argument(help=_QUESTION)] = None,
@@ -76,27 +76,27 @@ def agent(
         raise typer.BadParameter(f"{trace.name} is neither .html nor .jsonl", param_hint="--trace")
     if compare and (depth is None or thread is not None):
         raise typer.BadParameter("needs --depth, and goes without --thread", param_hint="--compare")
-    own: Mapping[str, str] = template("graphs", name).POLICIES
-    by_node = options.node_policies(node_policy, own)
-    policies = partial(_policies, own, {node: by_node.get(node, policy) for node in own})
+    defaults: Mapping[str, str] = template("graphs", name).POLICIES
+    overrides = options.node_policies(node_policy, defaults)
+    policies = partial(_policies, defaults, {node: overrides.get(node, policy) for node in defaults})
     show = Terminal(stderr=True, quiet=True) if as_json else Terminal()
     if checkpoints is None:
         state = user_folder(lambda: platformdirs.user_state_dir("lookahead-agent"), "name a file with --checkpoints")
         checkpoints = str(state / "checkpoints.sqlite")
-    with _tools(name, tools, mcp) as made, checkpointer(checkpoints) as saver, _recorded(trace) as recorder:
-        build = partial(_built, name, made, ask_before or (), saver)
+    with _tools(name, tools, mcp) as loaded, checkpointer(checkpoints) as saver, _recording(trace) as recorder:
+        build = partial(_build_graph, name, loaded, ask_before or (), saver)
         thread_id = thread or uuid.uuid4().hex
         llm = models.chat_model(policies=policies(depth))
-        asked, start = _start_of(build(llm), question, thread)
+        asked_question, start = _graph_input(build(llm), question, thread)
         show.heading("question")
-        show.print(asked, soft_wrap=True)
+        show.print(asked_question, soft_wrap=True)
         if compare:
             show.print("\nWith the default depth:", style="bold")
             default, _ = _run(models.chat_model(policies=policies(None)), build, start, uuid.uuid4().hex, show)
             show.print(node_table(default.metrics.nodes()))
             show.print(f"\nWith --depth {depth}:", style="bold")
         run, loading = _run(llm, build, start, thread_id, show, recorder=recorder, live=live)
-        # Shown before the recorder is closed, which may find the disk full.
+        # Print before closing the recorder, which fails if the disk is full.
         answer = run.answer
         if as_json:
             messages = convert_to_openai_messages(list(run.messages))
@@ -112,67 +112,67 @@ def agent(
         show.print(f"{run.seconds:.1f} s in all; before that {loading:.1f} s of loading")
         if compare:
             won = default.seconds - run.seconds
-            said = f"won {won:.1f} s" if won > 0 else f"cost {-won:.1f} s"
-            other = "" if default.answer == answer else ", and the answers differ"
+            outcome = f"won {won:.1f} s" if won > 0 else f"cost {-won:.1f} s"
+            difference = "" if default.answer == answer else ", and the answers differ"
             show.print(
                 f"Draft steps forced by --depth {depth}: {run.seconds:.1f} s, by default {default.seconds:.1f} s. "
-                f"They {said} on this machine, in this run{other}."
+                f"They {outcome} on this machine, in this run{difference}."
             )
 
 
 def _run(
     llm: Any, build: Callable[[Any], Any], start: Any, thread: str, show: Terminal, **options: Any
-) -> tuple[Finished, float]:
-    """Load the models and run; returns the seconds of loading with the run."""
+) -> tuple[RunResult, float]:
+    """Load the models and run the graph; return the result and the seconds of loading."""
     with llm:
-        begun = time.monotonic()
+        load_start = time.monotonic()
         llm.start(ProgressBars())
-        loading = time.monotonic() - begun
-        return carry_out(build(llm), start, thread, show, **options), loading
+        loading = time.monotonic() - load_start
+        return run_graph(build(llm), start, thread, show, **options), loading
 
 
-def _policies(own: Mapping[str, str], given: Mapping[str, str | None], depth: int | None) -> dict[str, VerifierPolicy]:
-    """Each node's policy: the one that is given, or the template's; with the depth, where it allows draft steps."""
-    with_depth = {node for node, policy in own.items() if given[node] is not None or as_policy(policy).speculates}
+def _policies(base: Mapping[str, str], named: Mapping[str, str | None], depth: int | None) -> dict[str, VerifierPolicy]:
+    """Return each node's policy: the one `named` or the template's, with `depth` for named and for speculating ones."""
+    with_depth = {node for node, policy in base.items() if named[node] is not None or as_policy(policy).speculates}
     return {
-        node: options.policy_of(given[node] or policy, depth if node in with_depth else None)
-        for node, policy in own.items()
+        node: options.policy_of(named[node] or policy, depth if node in with_depth else None)
+        for node, policy in base.items()
     }
 
 
 @contextmanager
 def _tools(name: str, sources: Sequence[str] | None, mcp: Path | None) -> Iterator[list[BaseTool]]:
-    """The tools that are given; without any, a calculator and a small shop's database."""
+    """Open the given tools; by default, a calculator and the database of a small shop."""
     if sources or mcp is not None or name in _TOOLLESS:
-        with open_tools(sources or (), mcp) as made:
-            yield made
+        with open_tools(sources or (), mcp) as opened:
+            yield opened
         return
     with tempfile.TemporaryDirectory(prefix="lookahead-shop-") as folder:
         database = Path(folder, "shop.db")
         with closing(sqlite3.connect(database)) as connection:
             connection.executescript(resources.files("lookahead_agent.agents").joinpath("shop.sql").read_text("utf-8"))
-        with open_tools([f"sql:{database}", "calculator"]) as made:
-            yield made
+        with open_tools([f"sql:{database}", "calculator"]) as opened:
+            yield opened
 
 
-def _built(name: str, tools: Sequence[BaseTool], ask_before: Sequence[str], saver: Any, llm: Any) -> Any:
-    """The template's graph; raises ConfigurationError if it cannot take these tools."""
+def _build_graph(name: str, tools: Sequence[BaseTool], ask_before: Sequence[str], saver: Any, llm: Any) -> Any:
+    """Build the template's graph; raises ConfigurationError if it does not accept these tools."""
     build = getattr(template("graphs", name), f"build_{name}")
-    given: Any = specialists(tools) if name == "supervisor" else tools
+    graph_tools: Any = specialists(tools) if name == "supervisor" else tools
     try:
-        return build(llm, given, saver, **({"ask_before": ask_before} if ask_before else {}))
+        return build(llm, graph_tools, saver, **({"ask_before": ask_before} if ask_before else {}))
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"--template {name}: {error}") from error
 
 
 @contextmanager
-def _recorded(file: Path | None) -> Iterator[TraceRecorder | None]:
-    """What records the run, if something does; a run that is interrupted leaves what there was."""
+def _recording(file: Path | None) -> Iterator[TraceRecorder | None]:
+    """Yield a recorder if the run is traced; an interrupted run also leaves its trace page."""
     if file is None:
         yield None
         return
     page = file.suffix == ".html"
-    with writable(file):  # found out before a model is loaded
+    with writable(file):  # fails before a model is loaded
         if page and not os.access(file.parent, os.W_OK):
             raise OSError(f"{file.parent} is no folder that may be written to")
         recorder = TraceRecorder(None if page else file)
@@ -185,16 +185,16 @@ def _recorded(file: Path | None) -> Iterator[TraceRecorder | None]:
                     write_page(timeline(recorder.rows), file, spans_of(recorder.rows))
 
 
-def _start_of(graph: Any, question: str | None, thread: str | None) -> tuple[str, dict[str, Any] | None]:
-    """The question, and the graph's input: the question, or None to go on where the thread was interrupted."""
+def _graph_input(graph: Any, question: str | None, thread: str | None) -> tuple[str, dict[str, Any] | None]:
+    """Return the question and the graph's input, which is None to resume an interrupted thread."""
     state = graph.get_state({"configurable": {"thread_id": thread}}) if thread is not None else None
-    before = [message.text for message in state.values.get("messages", ()) if message.type == "human"] if state else []
-    if state is not None and state.next and before:
-        if question not in (None, before[-1]):
-            middle = f"the thread {thread!r} is in the middle of another question: {before[-1]!r}"
-            raise ConfigurationError(f"{middle}. Leave the question out to resume it, or choose another --thread.")
-        return before[-1], None
-    if question is None and before:
+    earlier = [message.text for message in state.values.get("messages", ()) if message.type == "human"] if state else []
+    if state is not None and state.next and earlier:
+        if question not in (None, earlier[-1]):
+            pending = f"the thread {thread!r} is in the middle of another question: {earlier[-1]!r}"
+            raise ConfigurationError(f"{pending}. Leave the question out to resume it, or choose another --thread.")
+        return earlier[-1], None
+    if question is None and earlier:
         raise ConfigurationError(f"the thread {thread!r} has its answer: ask another question, or choose another")
-    asked = question or EXAMPLE
-    return asked, {"messages": [HumanMessage(asked)]}
+    text = question or EXAMPLE
+    return text, {"messages": [HumanMessage(text)]}

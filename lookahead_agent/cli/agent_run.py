@@ -1,4 +1,4 @@
-"""One run of a graph on the terminal: its texts as they are written, its calls and results, and what it asks."""
+"""Runs a graph on the terminal: streams its texts, prints tool calls and results, and asks for approvals."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -14,15 +14,15 @@ from rich.table import Table
 from rich.text import Text
 
 from lookahead_agent.agents.metrics import NodeMetrics
-from lookahead_agent.agents.prompts import call_text
+from lookahead_agent.agents.prompts import format_call
 from lookahead_agent.cli.terminal import Terminal, as_rich
 from lookahead_agent.decoding.request import STEP_EVENT
 from lookahead_agent.errors import LookaheadError
 from lookahead_agent.plain_text import PlainTextStream
 from lookahead_agent.trace.recorder import TraceRecorder
 
-_LONGEST = 2000  # Characters of a result that are shown
-# The page's colours, as near as terminals have them.
+_MAX_LENGTH = 2000  # Characters of a tool's result that are printed
+# The trace page's colours, as near as terminals have them.
 _STYLES = {
     "accepted": "green",
     "committed": "blue",
@@ -34,16 +34,16 @@ _STYLES = {
 
 
 class ApprovalNeededError(LookaheadError):
-    """A run waits for an approval, and there is nobody to ask."""
+    """A run needs an approval, but standard input has ended."""
 
 
 @dataclass(frozen=True)
-class Finished:
-    """A run that has ended."""
+class RunResult:
+    """The result of a completed run."""
 
     messages: Sequence[AnyMessage]  # of the thread
-    seconds: float  # how long it ran, without the time in which it waited for a person
-    metrics: NodeMetrics  # what its nodes did
+    seconds: float  # duration without the time of waiting for approvals
+    metrics: NodeMetrics  # of its nodes
 
     @property
     def answer(self) -> str:
@@ -51,7 +51,7 @@ class Finished:
         return self.messages[-1].text
 
 
-def carry_out(
+def run_graph(
     graph: Any,
     start: Any,
     thread: str,
@@ -60,11 +60,11 @@ def carry_out(
     recorder: TraceRecorder | None = None,
     live: bool = False,
     ask: Callable[[], str] = input,
-) -> Finished:
-    """Run a graph with a checkpointer to its end, and ask on the terminal where it stops for an approval.
+) -> RunResult:
+    """Run a graph with a checkpointer to its end, and ask on the terminal when it is interrupted for an approval.
 
-    Without a `start` it goes on where the thread stopped. `live` shows what happens to each step in place of texts.
-    Raises ApprovalNeededError where it asks, and standard input has ended; the thread can be resumed.
+    Without a `start`, the interrupted thread resumes. `live` prints step events in place of texts. Raises
+    ApprovalNeededError if it must ask after the end of standard input; the thread can be resumed.
     """
     metrics = NodeMetrics()
     config: RunnableConfig = {"configurable": {"thread_id": thread}}
@@ -72,41 +72,41 @@ def carry_out(
     config["callbacks"] = [metrics, view, *([recorder] if recorder else []), *([LiveSteps(show)] if live else [])]
     seconds = 0.0
     while True:
-        begun = time.monotonic()
+        started = time.monotonic()
         for mode, event in graph.stream(start, config, stream_mode=["messages", "updates"]):
             if mode == "updates":
                 view.update(event)
             elif not live:
                 view.piece(event[0])
-        seconds += time.monotonic() - begun
+        seconds += time.monotonic() - started
         state = graph.get_state(config)
         if not state.interrupts:
-            return Finished(state.values["messages"], seconds, metrics)
-        start = Command(resume={one.id: _decided(one, thread, ask) for one in state.interrupts})
+            return RunResult(state.values["messages"], seconds, metrics)
+        start = Command(resume={interrupt.id: _ask_approval(interrupt, thread, ask) for interrupt in state.interrupts})
 
 
-def _decided(waiting: Interrupt, thread: str, read: Callable[[], str]) -> dict[str, Any]:
-    """A person's decisions about the calls before which LangChain's `HumanInTheLoopMiddleware` stopped."""
-    ask = Terminal(stderr=True)
+def _ask_approval(interrupt: Interrupt, thread: str, read: Callable[[], str]) -> dict[str, Any]:
+    """Ask for a decision on each tool call at which LangChain's `HumanInTheLoopMiddleware` interrupted the graph."""
+    stderr = Terminal(stderr=True)
     decisions: list[dict[str, str]] = []
-    for request in waiting.value["action_requests"]:
-        ask.print(f"\nMay {call_text(request['name'], request['args'])} be called?", style="bold", soft_wrap=True)
-        ask.print("yes, or why not: ", end="")
+    for request in interrupt.value["action_requests"]:
+        stderr.print(f"\nMay {format_call(request['name'], request['args'])} be called?", style="bold", soft_wrap=True)
+        stderr.print("yes, or why not: ", end="")
         try:
-            said = read().strip()
+            answer = read().strip()
         except EOFError:
-            nobody = f"nobody answers whether {request['name']} may be called"
-            raise ApprovalNeededError(f"{nobody}: resume with --thread {thread}") from None
-        if said.lower() in ("y", "yes"):
+            problem = f"nobody answers whether {request['name']} may be called"
+            raise ApprovalNeededError(f"{problem}: resume with --thread {thread}") from None
+        if answer.lower() in ("y", "yes"):
             decisions.append({"type": "approve"})
             continue
-        why = "." if said.lower() in ("", "n", "no") else f": {said}"
+        why = "." if answer.lower() in ("", "n", "no") else f": {answer}"
         decisions.append({"type": "reject", "message": f"The user does not want this call{why}"})
     return {"decisions": decisions}
 
 
 class RunView(BaseCallbackHandler):
-    """Shows what a graph streams, on a thread with these messages; as a callback it is told the name of each call."""
+    """Prints a graph's stream on a thread with earlier `messages`; as a callback it notes the node of each call."""
 
     def __init__(self, show: Terminal, messages: Sequence[AnyMessage] = ()) -> None:
         self._show = show
@@ -114,45 +114,45 @@ class RunView(BaseCallbackHandler):
         self._calls = {call["id"]: call for one in messages if isinstance(one, AIMessage) for call in one.tool_calls}
         self._results = 0
         self._title = ""
-        self._written: str | None = None  # Of the reply whose text is being shown, the id; the texts of others wait
-        self._waiting: dict[str, str] = {}
-        self._pieces = PlainTextStream()
+        self._shown_id: str | None = None  # Id of the reply that is being printed; texts of others wait
+        self._pending: dict[str, str] = {}
+        self._plain_text = PlainTextStream()
 
     def on_chat_model_start(
         self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
     ) -> None:
-        """Note the name of a call."""
+        """Note the node of a call."""
         named = (kwargs.get("invocation_params") or {}).get("node")
         self._names[str(run_id)] = str(named or (kwargs.get("metadata") or {}).get("langgraph_node", "model"))
 
     def piece(self, chunk: BaseMessage) -> None:
-        """Show a piece of a reply's text; replies that are written at once are shown one after the other."""
+        """Print a chunk of a reply; concurrent replies are printed one after the other."""
         if not isinstance(chunk, BaseMessageChunk) or chunk.id is None:
             return
-        if self._written in (None, chunk.id):
+        if self._shown_id in (None, chunk.id):
             self._text(chunk.id, chunk.text)
         else:
-            self._waiting[chunk.id] = self._waiting.get(chunk.id, "") + chunk.text
-        if getattr(chunk, "chunk_position", None) == "last" and chunk.id == self._written:
+            self._pending[chunk.id] = self._pending.get(chunk.id, "") + chunk.text
+        if getattr(chunk, "chunk_position", None) == "last" and chunk.id == self._shown_id:
             self._end()
 
     def update(self, event: dict[str, Any]) -> None:
-        """Show the results that a node adds, each below its call."""
+        """Print the tool results of a state update, each below its call."""
         for update in event.values():
             messages = update.get("messages", ()) if isinstance(update, dict) else ()
-            for message in getattr(messages, "value", messages):  # of one that overwrites others
+            for message in getattr(messages, "value", messages):  # LangGraph's `Overwrite` wraps them
                 if isinstance(message, AIMessage):
                     self._calls |= {call["id"]: call for call in message.tool_calls}
                 elif isinstance(message, ToolMessage):
                     self._result(message)
 
     def _text(self, reply: str, text: str) -> None:
-        if text and self._written is None:
-            self._written, self._pieces = reply, PlainTextStream()
+        if text and self._shown_id is None:
+            self._shown_id, self._plain_text = reply, PlainTextStream()
             # LangChain's id of a message ends with that of its run.
             self._section(self._names.get(reply[-36:], "model"))
         if text:
-            self._show.print(self._pieces.feed(text), end="", soft_wrap=True)
+            self._show.print(self._plain_text.feed(text), end="", soft_wrap=True)
 
     def _section(self, title: str) -> None:
         if title != self._title:
@@ -160,36 +160,36 @@ class RunView(BaseCallbackHandler):
         self._title = title
 
     def _end(self) -> None:
-        if self._written is not None:
-            self._show.print(self._pieces.end(), soft_wrap=True)
-        self._written = None
-        if self._waiting:
-            reply, text = next(iter(self._waiting.items()))
-            del self._waiting[reply]
+        if self._shown_id is not None:
+            self._show.print(self._plain_text.end(), soft_wrap=True)
+        self._shown_id = None
+        if self._pending:
+            reply, text = next(iter(self._pending.items()))
+            del self._pending[reply]
             self._text(reply, text)
 
     def _result(self, message: ToolMessage) -> None:
-        while self._written is not None:
+        while self._shown_id is not None:
             self._end()
         self._section("tools")
         self._results += 1
         call = self._calls.get(message.tool_call_id)
-        called = call_text(call["name"], call["args"]) if call else message.name or "a call"
+        call_text = format_call(call["name"], call["args"]) if call else message.name or "a call"
         failed = " failed" if message.status == "error" else ""
         text = message.text.strip() or "(nothing)"
-        more = f"\n… ({len(text):,} characters)" if len(text) > _LONGEST else ""
-        self._show.print(f"[{self._results}] {called}{failed}", style="bold", soft_wrap=True)
-        self._show.print(text[:_LONGEST] + more, soft_wrap=True)
+        more = f"\n… ({len(text):,} characters)" if len(text) > _MAX_LENGTH else ""
+        self._show.print(f"[{self._results}] {call_text}{failed}", style="bold", soft_wrap=True)
+        self._show.print(text[:_MAX_LENGTH] + more, soft_wrap=True)
 
 
 class LiveSteps(BaseCallbackHandler):
-    """Shows a line for each thing that happens to a step: who wrote or judged it, how long that took, and its text."""
+    """Prints a line for each step event: the model or verifier, the outcome, the duration, and the step's text."""
 
     def __init__(self, show: Terminal) -> None:
         self._show = show
 
     def on_custom_event(self, name: str, data: Any, **_: Any) -> None:
-        """Show what happened to a step."""
+        """Print a step event."""
         if name != STEP_EVENT or data["kind"] not in _STYLES:
             return
         who = "verifier" if data["kind"] == "judged" else data["source"]
@@ -204,13 +204,13 @@ class LiveSteps(BaseCallbackHandler):
 
 
 def node_table(nodes: Sequence[dict[str, Any]]) -> Table:
-    """What each node did: its replies, and what speculation did for them."""
+    """Build a table of each node's replies, accepted steps, tokens and times."""
     rows = [
         [
             str(node["node"]),
-            node["policy"].partition(":")[0],  # its name: what it changes of that would take a line of its own
+            node["policy"].partition(":")[0],  # without its options, which would not fit
             str(node["replies"]),
-            # Nothing was there to accept where every reply was an action (or the target alone).
+            # The draft wrote nothing if every reply was an action, or the target's alone.
             f"{node['accepted']}/{node['steps']}" if any(node["tokens"]["draft"].values()) else "–",
             str(node["output_tokens"]),
             f"{node['output_tokens'] / max(1, node['target_forward_passes']):.1f}",

@@ -1,4 +1,4 @@
-"""The commands, their errors and their signals."""
+"""The command group, error messages, exit codes and signal handlers."""
 
 import atexit
 import errno
@@ -27,24 +27,24 @@ from lookahead_agent.errors import ConfigurationError, LookaheadError, ModelNotF
 from lookahead_agent.plain_text import plain
 
 _INTERRUPTED = 130
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 _COMMANDS = (
     "ask", "agent", "up", "status", "down", "serve", "new", "trace", "estimate", "calibrate", "doctor",
     "bench", "models",
 )  # fmt: skip
 _MODULES = {"up": "serve", "status": "serve", "down": "serve", "doctor": "models"}
-"""The modules of commands that are not in a module of their name."""
+"""Modules of the commands whose module has another name."""
 
 CHAT_CLASS: ContextVar[Callable[..., Any] | None] = ContextVar("chat_class", default=None)
-"""In place of `ChatLookahead`, for tests: a model without engines."""
+"""Replaces `ChatLookahead` in tests, by a model without engines."""
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 @contextmanager
 def _plain_errors() -> Iterator[None]:
-    """Typer shows errors itself, with the arguments that they are about."""
+    """Remove terminal sequences from usage errors, which quote arguments and which Typer prints itself."""
     try:
         yield
     except _UsageError as error:
@@ -53,7 +53,7 @@ def _plain_errors() -> Iterator[None]:
 
 
 class _Commands(TyperGroup):
-    """The commands, each imported when it is called: importing all of them takes longer than a short reply."""
+    """The command group; it imports a command on use, since importing all takes longer than a short reply."""
 
     make_context = _plain_errors()(TyperGroup.make_context)
     invoke = _plain_errors()(TyperGroup.invoke)
@@ -69,12 +69,12 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in _COMMANDS:
             return None
-        found = getattr(import_module(f"lookahead_agent.cli.{_MODULES.get(cmd_name, cmd_name)}"), cmd_name)
-        if not isinstance(found, typer.Typer):
-            single = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich", add_completion=False)
-            single.command(cmd_name)(found)
-            found = single
-        command = typer.main.get_command(found)
+        group = getattr(import_module(f"lookahead_agent.cli.{_MODULES.get(cmd_name, cmd_name)}"), cmd_name)
+        if not isinstance(group, typer.Typer):
+            wrapper = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich", add_completion=False)
+            wrapper.command(cmd_name)(group)
+            group = wrapper
+        command = typer.main.get_command(group)
         command.name = cmd_name
         return command
 
@@ -89,8 +89,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(__version__)
         raise typer.Exit
 
@@ -115,7 +115,7 @@ def main(chat_class: Callable[..., Any] | None = None) -> None:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # where the locale's encoding lacks a character
+            stream.reconfigure(errors="backslashreplace")  # for characters that the locale's encoding lacks
     try:
         code = run_command(sys.argv[1:], chat_class)
     finally:
@@ -123,18 +123,18 @@ def main(chat_class: Callable[..., Any] | None = None) -> None:
         from lookahead_agent.engines.processes import child_processes, end_processes
 
         POOL.close()
-        # A download or a conversion that a thread of ours was waiting for.
+        # Downloads and conversions that a thread still waits for.
         end_processes(child_processes())
     _leave(code)
 
 
 def run_command(arguments: Sequence[str], chat_class: Callable[..., Any] | None = None) -> int:
-    """Run a command and show its errors. Returns the exit code; engines may be left running."""
+    """Run a command, print its errors and return the exit code; engines may still run afterwards."""
     errors = Terminal(stderr=True)
-    given = CHAT_CLASS.set(chat_class)
+    token = CHAT_CLASS.set(chat_class)
     try:
         app(args=list(arguments), prog_name="lookahead-agent")
-    except SystemExit as exit_:  # typer has shown its own errors
+    except SystemExit as exit_:  # Typer has printed its own errors
         code = exit_.code if isinstance(exit_.code, int) else 1
         if code == _INTERRUPTED:
             errors.print("Interrupted.")
@@ -147,32 +147,32 @@ def run_command(arguments: Sequence[str], chat_class: Callable[..., Any] | None 
             case LookaheadError():
                 errors.error(error)
                 return 2 if isinstance(error, (ConfigurationError, ModelNotFoundError)) else 1
-            case OSError(errno=number) if number in _FULL:
+            case OSError(errno=number) if number in _DISK_FULL:
                 errors.error(f"{error.filename or 'the output'} cannot be written: {error.strerror}")
-            case _:  # a fault of the library: its traceback may have texts in it
+            case _:  # a bug: `print` removes terminal sequences from the traceback
                 errors.print(traceback.format_exc(), end="", soft_wrap=True)
         return 1
     finally:
-        CHAT_CLASS.reset(given)
+        CHAT_CLASS.reset(token)
     return 0
 
 
 def _leave(code: int) -> NoReturn:
-    """Exit as Python does, but without the seconds of taking apart what it has imported, once vLLM is among it."""
+    """Exit after the exit handlers, without the interpreter's teardown, which takes seconds once vLLM is imported."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         try:
-            if stream is not None:  # it was closed before this process began
+            if stream is not None:  # closed before this process started
                 stream.flush()
-        except OSError as error:  # quietly, if whoever read it has left
+        except OSError as error:  # silent if the reader has closed the pipe
             code = code or 1
-            if error.errno in _FULL and stream is sys.stdout:
+            if error.errno in _DISK_FULL and stream is sys.stdout:
                 Terminal(stderr=True).error(f"the output cannot be written: {error.strerror}")
     os._exit(code)
 
 
 def _interrupt(number: int, _: FrameType | None) -> None:
-    # Ending the engines takes a moment, and an impatient second Ctrl-C must not leave them behind.
+    # A second Ctrl-C must not interrupt the shutdown of the engines, which takes a moment.
     signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt

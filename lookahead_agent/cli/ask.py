@@ -1,4 +1,4 @@
-"""`lookahead-agent ask`: one reply."""
+"""`lookahead-agent ask`: prints one reply."""
 
 import json
 import time
@@ -12,7 +12,7 @@ from lookahead_agent.cli.terminal import ProgressBars, Terminal, echo
 from lookahead_agent.plain_text import PlainTextStream
 
 
-@options.with_shared
+@options.with_option_group
 def ask(
     models: options.ReplyOptions,
     question: Annotated[str, typer.Argument(help="What to ask.")],
@@ -37,15 +37,15 @@ def ask(
             result |= {"usage": message.usage_metadata, "seconds": time.monotonic() - started}
             typer.echo(json.dumps(result))
             return
-        whole: AIMessageChunk | None = None
+        full: AIMessageChunk | None = None
         pieces = PlainTextStream()
         for chunk in llm.stream(messages):
             echo(pieces.feed(chunk.text), nl=False)
-            whole = chunk if whole is None else whole + chunk
+            full = chunk if full is None else full + chunk
         echo(pieces.end())
-        assert whole is not None
-        figures = whole.response_metadata["lookahead"]
-        tokens = whole.usage_metadata["output_tokens"] if whole.usage_metadata else 0
+        assert full is not None
+        figures = full.response_metadata["lookahead"]
+        tokens = full.usage_metadata["output_tokens"] if full.usage_metadata else 0
         Terminal(stderr=True).print(
             f"{figures['policy']} ({figures['mode']}): {figures['accepted']} of {figures['steps']} steps from the "
             f"draft, {tokens} tokens in {figures['seconds']['total']:.1f} s",

@@ -1,4 +1,4 @@
-"""`lookahead-agent bench`: tasks × modes × policies, measured on this machine."""
+"""`lookahead-agent bench`: measures tasks × modes × policies on this machine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ _TOOLS = f"Tools of templates, in place of a calculator: {', '.join(KINDS)}. Rep
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """The options by which `bench` and `bench peers` are told their tasks and models."""
+    """Options of `bench` and `bench peers` that set tasks and models."""
 
     task: Annotated[list[str] | None, typer.Option("--task", "--template", help=_TASKS)] = None
     dataset: options.Dataset = ""
@@ -76,24 +76,24 @@ def report(
     missing = [str(file) for file in files if not file.is_file()]
     if missing:
         raise ConfigurationError(f"there is no file {', '.join(missing)}")
-    made = Report(read_results(row for file in files for row in RowFile(file).rows))
+    results = Report(read_results(row for file in files for row in RowFile(file).rows))
     if output is not None:
-        made.write(output)
+        results.write(output)
         Terminal(stderr=True).print(f"{output}", soft_wrap=True)
-    _show(made)
+    _show(results)
 
 
-def _show(made: Report) -> None:
+def _show(results: Report) -> None:
     show = Terminal(width=_WIDE)
-    show.print(made.conditions())
-    for task in made.tasks:
+    show.print(results.conditions())
+    for task in results.tasks:
         show.print(f"\n{task}", style="bold")
-        for table in made.tables(task):
+        for table in results.tables(task):
             show.print(as_rich(table, no_wrap=True))
 
 
 @bench.callback()
-@options.with_shared
+@options.with_option_group
 def run(
     context: typer.Context,
     shared: TaskOptions,
@@ -121,7 +121,7 @@ def run(
     of_task = {
         "samples": samples,
         "parity": True if with_parity and policies is None else None,
-        **{name: options.words(given) for name, given in lists.items() if given is not None},
+        **{name: options.words(text) for name, text in lists.items() if text is not None},
         "depths": options.numbers(depths, int, "--depths") if depths is not None else None,
     }
     arguments = options.engine_arguments(engine_arg)
@@ -133,7 +133,7 @@ def run(
 
 
 @bench.command()
-@options.with_shared
+@options.with_option_group
 def peers(
     peer: Annotated[
         list[str], typer.Argument(metavar="NAME=URL...", help="Servers, such as llama.cpp=http://127.0.0.1:8080/v1.")
@@ -150,28 +150,28 @@ def peers(
 
 
 def _measure(config: BenchConfig, out: Path) -> list[Sample]:
-    """Measure the samples that the file does not have yet, and show all results."""
-    measured = Bench(config, out, partial(chat_model, make=options.chat_class()))
+    """Measure the samples that are missing in the file, and print all results."""
+    benchmark = Bench(config, out, partial(chat_model, make=options.chat_class()))
     log = Terminal(stderr=True)
-    done = measured.total - sum(map(len, measured.missing()))
-    log.print(f"{done} of {measured.total} samples are in {out}")
+    done = benchmark.total - sum(map(len, benchmark.missing()))
+    log.print(f"{done} of {benchmark.total} samples are in {out}")
 
     def on_sample(sample: Sample) -> None:
         nonlocal done
         done += 1
         verdict = {True: "correct", False: "wrong", None: "unchecked"}[sample.correct]
         log.print(
-            f"{done}/{measured.total} {sample.task} {sample.problem} {sample.configuration}: "
+            f"{done}/{benchmark.total} {sample.task} {sample.problem} {sample.configuration}: "
             f"{sample.error or verdict}, {sample.output_tokens} tokens in {sample.seconds:.1f} s",
         )
 
-    results = measured.run(ProgressBars(), on_sample)
+    results = benchmark.run(ProgressBars(), on_sample)
     _show(Report(results))
     return results
 
 
 def _show_parity(compared: Sequence[Parity]) -> bool:
-    """Show where speculation changed what agents did; whether all that policies promise was kept."""
+    """Print the runs whose actions speculation changed; return whether the policies kept their promises."""
     show = Terminal(width=_WIDE)
     headings = ["task", "configuration", "runs", "promised equal", "acts", "runs that differ"]
     rows = [
@@ -191,10 +191,10 @@ def _show_parity(compared: Sequence[Parity]) -> bool:
 
 
 def _merged(config: str | None, shared: TaskOptions, of_task: dict[str, Any], of_bench: dict[str, Any]) -> BenchConfig:
-    """The settings of the file; options go before them."""
+    """Merge the settings of the configuration file with the options, which take precedence."""
     base = load_config(config).model_dump(exclude_unset=True) if config is not None else {}
-    given = of_task | {name: value for name, value in vars(shared).items() if name not in ("task", "model", "draft")}
-    changes = {name: value for name, value in given.items() if value not in (None, "")}
+    extra = of_task | {name: value for name, value in vars(shared).items() if name not in ("task", "model", "draft")}
+    changes = {name: value for name, value in extra.items() if value not in (None, "")}
     if shared.task:
         known = {task.get("name") or task["task"]: task for task in base.get("tasks", ())}
         base["tasks"] = [known.get(name, {"task": name}) for name in shared.task]

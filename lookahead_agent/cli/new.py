@@ -1,4 +1,4 @@
-"""`lookahead-agent new`: a small project from a template."""
+"""`lookahead-agent new`: writes a small project from a template."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from packaging.utils import canonicalize_name
 
-from lookahead_agent.agents.new_project import PROJECTS, packages_needed, project_files
+from lookahead_agent.agents.new_project import PROJECTS, project_files, required_packages
 from lookahead_agent.cli.options import choices
 from lookahead_agent.cli.terminal import echo
 from lookahead_agent.errors import ConfigurationError
@@ -18,7 +18,7 @@ from lookahead_agent.models.cache import writable
 _TOOLS = ("calculator", "sql", "search_documents", "read_file", "write_file", "python", "http_get")
 
 _NAME = re.compile(r"[A-Za-z](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
-"""A name that a package may have, and of which the names of its files when it is installed are not too long."""
+"""A valid package name, short enough for the file names of an installed package."""
 
 
 def new(
@@ -36,7 +36,7 @@ def new(
             "others than those of ASCII and - . _ between them, and at most 100 in all",
             param_hint="FOLDER",
         )
-    if canonicalize_name(folder.name) in packages_needed():
+    if canonicalize_name(folder.name) in required_packages():
         raise typer.BadParameter(
             f"{folder.name!r} is the name of a package that the project needs: choose another", param_hint="FOLDER"
         )
@@ -51,7 +51,7 @@ def new(
                 path = folder / name
                 path.parent.mkdir(exist_ok=True)
                 path.write_text(text, encoding="utf-8")
-        except BaseException:  # half a project is none
+        except BaseException:  # no partial project is left
             shutil.rmtree(folder, ignore_errors=True)
             raise
     echo(

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the chat model that they describe."""
+"""Options that several commands share, and the chat model built from them."""
 
 import inspect
 import json
@@ -48,12 +48,12 @@ DEFAULT_POLICY = "balanced"
 
 
 def chat_class() -> Callable[..., ChatLookahead]:
-    """The class of the chat models that commands make."""
+    """Return the class of the commands' chat models."""
     return CHAT_CLASS.get() or ChatLookahead
 
 
 def policy_of(name: str, depth: int | None) -> VerifierPolicy:
-    """The named policy, with another depth if one is given."""
+    """Return the named policy, with `depth` if one is given and the policy speculates."""
     policy = as_policy(name)
     if depth is None:
         return policy
@@ -63,10 +63,10 @@ def policy_of(name: str, depth: int | None) -> VerifierPolicy:
     return policy.model_copy(update={"depth": depth})
 
 
-def node_policies(given: Sequence[str] | None, nodes: Collection[str] = ()) -> dict[str, str]:
-    """`NODE=POLICY` texts as policies by node; `nodes` are all that there are."""
+def node_policies(values: Sequence[str] | None, nodes: Collection[str] = ()) -> dict[str, str]:
+    """Parse `NODE=POLICY` options to policies by node; if `nodes` is not empty, other nodes are an error."""
     chosen = {}
-    for text in given or ():
+    for text in values or ():
         node, _, policy = text.partition("=")
         if not node or not policy or (nodes and node not in nodes):
             form = "NODE=POLICY" + (f", where NODE is one of {', '.join(nodes)}" if nodes else "")
@@ -75,48 +75,48 @@ def node_policies(given: Sequence[str] | None, nodes: Collection[str] = ()) -> d
     return chosen
 
 
-def check_text(given: str | None, option: str, *, empty: bool = True) -> None:
-    """Check a text that a model or a database is to be given, before any is loaded or opened."""
-    if given is not None and not empty and not given.strip():
+def check_text(text: str | None, option: str, *, empty: bool = True) -> None:
+    """Check that a text is encodable and, unless `empty`, not blank, before a model or a database is opened."""
+    if text is not None and not empty and not text.strip():
         raise typer.BadParameter("the question is empty", param_hint=option)
     try:
-        (given or "").encode()
+        (text or "").encode()
     except UnicodeEncodeError:
         encoding = sys.getfilesystemencoding()
-        raise typer.BadParameter(f"{given!r} has bytes that are no {encoding}", param_hint=option) from None
+        raise typer.BadParameter(f"{text!r} has bytes that are no {encoding}", param_hint=option) from None
 
 
 def words(text: str) -> list[str]:
-    """The words between commas."""
+    """Split a comma-separated list."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def choices(text: str, known: Collection[str], option: str) -> list[str]:
-    """The words between commas, of which there is at least one, and all are known."""
+    """Split a comma-separated list, which must have at least one entry and only entries of `known`."""
     chosen = list(dict.fromkeys(words(text)))
-    wrong = ", ".join(word for word in chosen if word not in known)
-    if wrong or not chosen:
-        which = f"{wrong}: choose" if wrong else "name at least one"
-        raise typer.BadParameter(f"{which} of {', '.join(known)}", param_hint=option)
+    unknown = ", ".join(word for word in chosen if word not in known)
+    if unknown or not chosen:
+        problem = f"{unknown}: choose" if unknown else "name at least one"
+        raise typer.BadParameter(f"{problem} of {', '.join(known)}", param_hint=option)
     return chosen
 
 
-def numbers(text: str, number: Callable[[str], Number], option: str) -> list[Number]:
-    """The numbers between commas, as `int` or `float` reads them."""
+def numbers(text: str, parse: Callable[[str], Number], option: str) -> list[Number]:
+    """Parse a comma-separated list of numbers with `int` or `float`."""
     try:
-        found = [number(word) for word in words(text)]
+        parsed = [parse(word) for word in words(text)]
     except ValueError:
-        found = []
-    if not found:
-        example = "1,2,4" if number is int else "0.4,0.6"
+        parsed = []
+    if not parsed:
+        example = "1,2,4" if parse is int else "0.4,0.6"
         raise typer.BadParameter(f"{text!r} is no list of numbers such as {example}", param_hint=option)
-    return found
+    return parsed
 
 
-def engine_arguments(given: list[str] | None) -> dict[str, Any]:
-    """`NAME=VALUE` pairs as engine arguments; values are read as JSON where they are JSON."""
+def engine_arguments(pairs: list[str] | None) -> dict[str, Any]:
+    """Parse `NAME=VALUE` pairs to engine arguments; a value that is not valid JSON is a string."""
     arguments: dict[str, Any] = {}
-    for pair in given or ():
+    for pair in pairs or ():
         name, separator, value = pair.partition("=")
         if not separator or not name:
             raise typer.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint="--engine-arg")
@@ -129,7 +129,7 @@ def engine_arguments(given: list[str] | None) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PairOptions:
-    """The options by which a command is told the models that it runs here."""
+    """Options for the models that a command runs on this machine."""
 
     model: Model = DEFAULT_MODEL
     draft: Draft = None
@@ -138,16 +138,16 @@ class PairOptions:
     engine_args: EngineArgument = None
 
     def chat_model(self, **fields: Any) -> ChatLookahead:
-        """The chat model that they describe, with further fields; nothing is loaded yet."""
+        """Create the chat model with these options and further fields; nothing is loaded yet."""
         arguments = engine_arguments(self.engine_args)
-        own = {name: value for name, value in vars(self).items() if name not in ("draft", "engine_args")}
-        own |= {"draft_model": self.draft, "engine_args": arguments, "draft_engine_args": arguments}
-        return chat_class()(**own, **fields)
+        options = {name: value for name, value in vars(self).items() if name not in ("draft", "engine_args")}
+        options |= {"draft_model": self.draft, "engine_args": arguments, "draft_engine_args": arguments}
+        return chat_class()(**options, **fields)
 
 
 @dataclass(frozen=True)
 class ModelOptions(PairOptions):
-    """The options by which a command is told its models, where they run and how."""
+    """Options for the models of a command, their servers and token speculation."""
 
     base_url: Annotated[str | None, typer.Option(help="OpenAI-compatible server of --model, up to /v1.")] = None
     draft_url: Annotated[str | None, typer.Option(help="The same for the draft.")] = None
@@ -156,26 +156,26 @@ class ModelOptions(PairOptions):
 
 @dataclass(frozen=True)
 class ReplyOptions(ModelOptions):
-    """The options by which a command is told how replies are written, beside `ModelOptions`."""
+    """`ModelOptions` and options for sampling."""
 
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None
     max_tokens: MaxTokens = DEFAULT_MAX_TOKENS
     temperature: Temperature = None
 
 
-def with_shared(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that has one parameter of a dataclass, such as `ModelOptions`, with the options that are its fields."""
+def with_option_group(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace a command's one dataclass parameter, such as `ModelOptions`, by options for its fields."""
     parameters = inspect.signature(command, eval_str=True).parameters.values()
     (group,) = [each for each in parameters if is_dataclass(each.annotation)]
     shared = inspect.signature(group.annotation, eval_str=True).parameters
 
     @wraps(command)
-    def run(**given: Any) -> None:
-        made = group.annotation(**{name: given.pop(name) for name in shared})
-        command(**{group.name: made}, **given)
+    def run(**values: Any) -> None:
+        options = group.annotation(**{name: values.pop(name) for name in shared})
+        command(**{group.name: options}, **values)
 
-    taken = [each for each in parameters if each is not group]
-    taken += [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in shared.values()]
-    run.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in taken}
+    flattened = [each for each in parameters if each is not group]
+    flattened += [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in shared.values()]
+    run.__signature__ = inspect.Signature(flattened)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in flattened}
     return run

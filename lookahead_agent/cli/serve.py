@@ -1,4 +1,4 @@
-"""`lookahead-agent serve`, an OpenAI-compatible server, and `up`, `status` and `down`, the same in the background."""
+"""`lookahead-agent serve`, an OpenAI-compatible server, and `up`, `status` and `down`, which control the daemon."""
 
 import json
 import os
@@ -35,7 +35,7 @@ _ORIGIN = "Origin of web pages that may call it. Repeatable."
 _AUDIT = "Share of the steps accepted by a certificate that are looked at again."
 
 
-@options.with_shared
+@options.with_option_group
 def serve(
     models: options.ModelOptions,
     host: Annotated[str, typer.Option(help="Address to listen on; the default is this machine only.")] = "127.0.0.1",
@@ -56,7 +56,7 @@ def serve(
 ) -> None:
     """Serve the model like OpenAI's API: /v1/chat/completions, /v1/models, /health, /metrics.
 
-    Clients send the key in the environment's LOOKAHEAD_SERVER_KEY, if there is one.
+    If the environment variable LOOKAHEAD_SERVER_KEY is set, clients must send its value as the API key.
     """
     run_server = server_runner()
     key = os.environ.get(_KEY) or None
@@ -82,17 +82,17 @@ def serve(
         request_timeout=request_timeout,
         connections=max_connections,
     )
-    # The port is taken before models load, and opened after: a client that can connect gets a reply.
+    # Bound before models load, listening after: a client that can connect gets a reply.
     with closing(_bound(host, port)) as listener, llm:
         llm.start(ProgressBars())
-        listener.listen()  # who reads that the server is there, and asks at once, waits for its loop
+        listener.listen()  # connections wait in the backlog until the event loop runs
         name = f"[{host}]" if ":" in host else host
         Terminal(stderr=True).print(f"Serving on http://{name}:{listener.getsockname()[1]}/v1 (Ctrl-C to stop)")
         run_server(llm, settings, listener, grace)
 
 
 def server_runner() -> Callable[[ChatLookahead, ServerSettings, socket.socket, int], None]:
-    """The function that runs a server."""
+    """Import the function that runs a server; raises MissingExtraError without the extra."""
     with extra_imports("the server needs its extra: pip install 'lookahead-agent[server]'"):
         from lookahead_agent.server.uvicorn_server import run_server
     return run_server
@@ -109,11 +109,11 @@ def _bound(host: str, port: int) -> socket.socket:
     return listener
 
 
-_NOT_RUNNING = 3  # Exit status of `status` where nothing runs, as service managers have it
+_NOT_RUNNING = 3  # Exit status of `status` if nothing runs, as for service managers
 _FOREGROUND = "Stay in the foreground, as for a service manager."
 
 
-@options.with_shared
+@options.with_option_group
 def up(
     models: options.ModelOptions,
     policy: options.Policy = options.DEFAULT_POLICY,
@@ -123,7 +123,7 @@ def up(
 ) -> None:
     """Keep engines running in the background: `ask`, `agent` and scripts with the same models answer at once.
 
-    They are this user's alone, and stay until `lookahead-agent down`.
+    Only this user can reach them, and they run until `lookahead-agent down`.
     """
     llm = models.chat_model(policy=options.policy_of(policy, depth), use_daemon=False)
     run_server = server_runner()
@@ -135,8 +135,8 @@ def up(
     stderr = Terminal(stderr=True)
     if (running := background.run(server_status())) is not None:
         if running.engines != digest:
-            others = f"other engines run in the background ({running.models})"
-            raise ConfigurationError(f"{others}: end them with `lookahead-agent down` first")
+            problem = f"other engines run in the background ({running.models})"
+            raise ConfigurationError(f"{problem}: end them with `lookahead-agent down` first")
         stderr.print(f"Running already, in process {running.pid}.")
     elif foreground:
         with start_lock(), bound_socket() as listener, llm:
@@ -152,7 +152,7 @@ def up(
 
 
 def status(as_json: options.AsJson = False) -> None:
-    """Tell which engines run in the background; exit status 3 if none do."""
+    """Show which engines run in the background; exit status 3 if none do."""
     running = background.run(server_status())
     if as_json:
         typer.echo(json.dumps(running and {**running.model_dump(), "log": str(log_path())}))
@@ -163,10 +163,10 @@ def status(as_json: options.AsJson = False) -> None:
     if as_json:
         return
     hours, minutes = divmod(int(running.seconds) // 60, 60)
-    lasting = f"{hours} h {minutes} min" if hours else f"{minutes} min"
+    uptime = f"{hours} h {minutes} min" if hours else f"{minutes} min"
     rows = [
         ["models", running.models],
-        ["process", f"{running.pid}, for {lasting}"],
+        ["process", f"{running.pid}, for {uptime}"],
         ["replies", f"{running.replies} written, {running.running} running"],
         ["engines", running.reason],
         ["log", str(log_path())],
@@ -175,7 +175,7 @@ def status(as_json: options.AsJson = False) -> None:
 
 
 def down() -> None:
-    """End the engines that run in the background, once the replies that they write are complete."""
+    """Stop the engines in the background, once their running replies are complete."""
     terminal = Terminal(stderr=True)
     running = background.run(server_status())
     if running is None:

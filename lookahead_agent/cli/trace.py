@@ -1,4 +1,4 @@
-"""`lookahead-agent trace` writes a recorded run as a page."""
+"""`lookahead-agent trace` writes the trace page of a recorded run."""
 
 from pathlib import Path
 from typing import Annotated

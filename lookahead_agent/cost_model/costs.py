@@ -1,4 +1,4 @@
-"""Costs of a pair of models on a machine: seconds per token, by the number of replies at once."""
+"""Costs of a pair of models on a machine: seconds per token, by the number of concurrent replies."""
 
 import asyncio
 import itertools
@@ -14,44 +14,44 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from lookahead_agent.engines.protocol import Engine, Sampling
 from lookahead_agent.engines.shared_draft_proposer import cost_at
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.models.cache import writable, write_whole
+from lookahead_agent.models.cache import writable, write_atomically
 
 BATCHES = (1, 2, 4, 8, 16)
 
 _PROMPT_TOKENS = 128
 _TOKENS = 16
 _REPEATS = 3
-# Tokens of a prefill and of a batch that is not complete yet are no measure.
-_LEAVE_OUT = 4
+# First tokens of each reply, which are not measured: prefill, or a batch that is not full yet, changes their time.
+_WARMUP_TOKENS = 4
 
 
 class BatchCosts(BaseModel):
-    """Seconds that an engine takes per token of each reply, by how many replies it writes at once."""
+    """Seconds per token of each reply, by the number of replies that an engine generates at once."""
 
     model_config = ConfigDict(frozen=True)
 
-    seconds: dict[int, float]  # by size of the batch
+    seconds: dict[int, float]  # by batch size
 
     @field_validator("seconds")
     @classmethod
-    def _measured_alone(cls, seconds: dict[int, float]) -> dict[int, float]:
+    def _check_sizes(cls, seconds: dict[int, float]) -> dict[int, float]:
         if 1 not in seconds or min(seconds.values()) <= 0:
             raise ValueError("costs are above 0 and begin with a batch of 1")
         return dict(sorted(seconds.items()))
 
     def at(self, batch: float) -> float:
-        """Seconds per token in a batch of this size, between measured sizes by a straight line, beyond them too."""
+        """Seconds per token at a batch size, by linear interpolation or extrapolation; at least the lowest measured."""
         return max(cost_at(self.seconds, batch), min(self.seconds.values()))
 
     def free_batch(self, tolerance: float = 0.25) -> int:
-        """The largest batch in which a token takes at most so much longer than alone (M of the paper)."""
+        """The largest batch, up to 64, whose tokens take at most `tolerance` longer than alone (M of the paper)."""
         size = 1
         while size < 64 and self.at(size + 1) <= (1 + tolerance) * self.at(1):
             size += 1
         return size
 
     def shared_by(self, replies: int) -> Self:
-        """The costs for one of so many replies at once."""
+        """The costs for each of `replies` concurrent replies."""
         return type(self)(seconds={size: self.at(size * replies) for size in self.seconds})
 
 
@@ -61,25 +61,25 @@ class MachineCosts(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     target: BatchCosts  # the target alone, with all cores
-    beside: BatchCosts  # the target beside a draft that writes, on its share of the cores
-    draft: BatchCosts  # the draft beside the target
-    draft_alone: BatchCosts  # the draft with all cores, as it writes draft tokens for the target
+    beside: BatchCosts  # the target on its share of the cores, while the draft generates
+    draft: BatchCosts  # the draft on its share of the cores, while the target generates
+    draft_alone: BatchCosts  # the draft on all cores, as it proposes draft tokens in the target's engine
     environment: dict[str, Any] = Field(default_factory=dict)  # versions and hardware
-    models: dict[str, str] = Field(default_factory=dict)  # the models' names
-    precision: dict[str, str] = Field(default_factory=dict)  # of their weights, where it was given or chosen
-    dummy_weights: bool = False  # whether the weights were made up; the costs are the same
+    models: dict[str, str] = Field(default_factory=dict)  # the models' names by role
+    precision: dict[str, str] = Field(default_factory=dict)  # of their weights by role, where it is set or chosen
+    dummy_weights: bool = False  # whether the weights are dummies, which cost the same
 
     @property
     def c(self) -> float:
-        """The cost ratio: time of a draft step over that of a target step, side by side."""
+        """The cost ratio: time of a draft step over that of a target step, both running."""
         return self.draft.at(1) / self.beside.at(1)
 
     def describe(self) -> str:
-        """The cost ratio, and the steps at once that cost little."""
+        """The cost ratio, and the number of concurrent steps that cost little."""
         return f"c = {self.c:.2f}; {self.beside.free_batch()} steps at once cost at most a quarter more than one"
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Headings and rows: milliseconds per token by the number of replies at once."""
+        """Headings and rows: milliseconds per token by the number of concurrent replies."""
         rows = {"target alone": self.target, "target beside the draft": self.beside}
         rows |= {"draft beside the target": self.draft, "draft alone": self.draft_alone}
         sizes = list(self.target.seconds)
@@ -87,7 +87,7 @@ class MachineCosts(BaseModel):
         return ["milliseconds per token", *(f"{size} at once" for size in sizes)], cells
 
     def shared_by(self, replies: int) -> Self:
-        """The same for one of so many replies that are written at once."""
+        """The costs for each of `replies` concurrent replies."""
         names = ("target", "beside", "draft", "draft_alone")
         return self.model_copy(update={name: getattr(self, name).shared_by(replies) for name in names})
 
@@ -100,84 +100,84 @@ async def measure(
     tokens: int = _TOKENS,
     now: Callable[[], float] = time.monotonic,
 ) -> BatchCosts:
-    """Measure an engine, with replies of so many tokens, while the one `beside` writes.
+    """Measure an engine with replies of `tokens` tokens, while the engine `beside` generates.
 
-    Sizes of batches that the engine does not write at once are left out.
+    The result ends before the first batch size that the engine does not run at once.
     """
     prompt = min(_PROMPT_TOKENS, engine.context_length - tokens - 1)
-    if prompt < 1 or tokens <= _LEAVE_OUT + 1:
+    if prompt < 1 or tokens <= _WARMUP_TOKENS + 1:
         raise ConfigurationError(f"a context of {engine.context_length} tokens is too short for {tokens} of a reply")
     seconds = {}
-    async with _busy(beside):
-        await _seconds_per_token(engine, 1, prompt, tokens, 0, now)  # warms up
+    async with _background_load(beside):
+        await _seconds_per_token(engine, 1, prompt, tokens, 0, now)  # warm-up
         for batch in batches:
-            found = [await _seconds_per_token(engine, batch, prompt, tokens, number, now) for number in range(_REPEATS)]
-            together = [each for each in found if each is not None]
-            if len(together) < len(found):
-                break  # some waited for others to end, as larger batches would
-            seconds[batch] = statistics.median(together)
+            times = [await _seconds_per_token(engine, batch, prompt, tokens, number, now) for number in range(_REPEATS)]
+            known = [value for value in times if value is not None]
+            if len(known) < len(times):
+                break  # some replies waited in the queue, as they would in larger batches
+            seconds[batch] = statistics.median(known)
     return BatchCosts(seconds=seconds)
 
 
 async def _seconds_per_token(
     engine: Engine, batch: int, prompt: int, tokens: int, number: int, now: Callable[[], float]
 ) -> float | None:
-    """None if the batch was not written at once."""
+    """Seconds per token of each reply; None if the engine did not generate the whole batch at once."""
     times: list[list[float]] = [[] for _ in range(batch)]
 
     async def write(index: int) -> None:
-        # Different prompts, or the prefix cache would make all but one for nothing.
-        ids = meaningless_prompt(engine, prompt, 1000 * number + 37 * batch + index)
-        async with aclosing(engine.generate(ids, always_the_same(engine, tokens))) as deltas:
+        # Different prompts, since equal ones would hit the prefix cache.
+        ids = synthetic_prompt(engine, prompt, 1000 * number + 37 * batch + index)
+        async with aclosing(engine.generate(ids, fixed_length_sampling(engine, tokens))) as deltas:
             async for delta in deltas:
                 times[index] += [now()] * len(delta.token_ids)
 
     await asyncio.gather(*map(write, range(batch)))
-    together = max(at[_LEAVE_OUT] for at in times), min(at[-1] for at in times)
-    if together[0] >= together[1]:
+    overlap = max(at[_WARMUP_TOKENS] for at in times), min(at[-1] for at in times)
+    if overlap[0] >= overlap[1]:
         return None
-    written = [sum(together[0] <= at <= together[1] for at in of_one) - 1 for of_one in times]
-    return (together[1] - together[0]) / max(statistics.mean(written), 1.0)
+    counts = [sum(overlap[0] <= at <= overlap[1] for at in reply_times) - 1 for reply_times in times]
+    return (overlap[1] - overlap[0]) / max(statistics.mean(counts), 1.0)
 
 
 @asynccontextmanager
-async def _busy(engine: Engine | None) -> AsyncIterator[None]:
-    """Have an engine write one reply after another."""
+async def _background_load(engine: Engine | None) -> AsyncIterator[None]:
+    """Keep an engine busy with one reply after another."""
     if engine is None:
         yield
         return
 
     async def write() -> None:
         for number in itertools.count(1):
-            reply = engine.generate(meaningless_prompt(engine, 32, number), always_the_same(engine, 256))
+            reply = engine.generate(synthetic_prompt(engine, 32, number), fixed_length_sampling(engine, 256))
             async with aclosing(reply) as deltas:
                 async for _ in deltas:
                     continue
 
-    writing = asyncio.create_task(write())
+    task = asyncio.create_task(write())
     try:
         yield
     finally:
-        writing.cancel()
-        await asyncio.gather(writing, return_exceptions=True)
-    if not writing.cancelled() and (error := writing.exception()) is not None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    if not task.cancelled() and (error := task.exception()) is not None:
         raise error
 
 
-def meaningless_prompt(engine: Engine, length: int, salt: int) -> list[int]:
-    """Tokens that mean nothing, the same for the same salt."""
+def synthetic_prompt(engine: Engine, length: int, salt: int) -> list[int]:
+    """A prompt of meaningless tokens, the same for the same salt."""
     size = max(engine.tokenizer.size - 300, 1)
     return [(salt * 7919 + index * 104_729) % size for index in range(length)]
 
 
-def always_the_same(engine: Engine, tokens: int) -> Sampling:
-    """One token is allowed, which does not end a reply: all are as long as they should be."""
+def fixed_length_sampling(engine: Engine, tokens: int) -> Sampling:
+    """Sampling that allows a single token, which does not end a reply: every reply has `tokens` tokens."""
     allowed = next(token for token in range(engine.tokenizer.size) if token not in engine.tokenizer.eos_ids)
     return Sampling(max_tokens=tokens, temperature=0.0, allowed_token_ids=(allowed,))
 
 
 def read_costs(file: Path | None) -> MachineCosts | None:
-    """Measured costs; None if there is no file yet."""
+    """Read measured costs; None without a file. Raises ConfigurationError if the file holds none."""
     if file is None or not file.exists():
         return None
     try:
@@ -187,6 +187,6 @@ def read_costs(file: Path | None) -> MachineCosts | None:
 
 
 def write_costs(file: Path, measured: MachineCosts) -> None:
-    """Keep measured costs."""
+    """Write measured costs to a file; raises ConfigurationError if that fails."""
     with writable(file):
-        write_whole(file, measured.model_dump_json(indent=1) + "\n")
+        write_atomically(file, measured.model_dump_json(indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""A pair of models whose engines are started one by one, and the measurement of its costs and acceptance rates."""
+"""A pair of models whose engines start one by one, and the measurement of its costs and acceptance rates."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,17 +39,17 @@ Role = Literal["target", "draft"]
 
 @dataclass(eq=False)
 class Pair:
-    """Target and draft, fetched; no engine is started yet."""
+    """A target and a draft, whose files are fetched at once and whose engines start on demand."""
 
     model: str
     draft_model: str | None
     _: KW_ONLY
-    dummy_weights: bool  # whether weights are made up from the models' configurations, which alone need to be there
+    dummy_weights: bool  # whether weights are made up, so that only configurations and tokenizers are fetched
     engine_args: Mapping[str, Any]  # arguments of both engines
     precision: Precision | None  # of the target's weights: see `chosen_kernels`
     draft_precision: Precision | None  # of the draft's
     progress: Progress
-    kv_cache_tokens: int | None = None  # of each engine's cache on a GPU; None: a share of the GPU's memory
+    kv_cache_tokens: int | None = None  # of each engine's KV cache on a GPU; None: a share of the GPU's memory
 
     def __post_init__(self) -> None:
         require_vllm()
@@ -58,15 +58,15 @@ class Pair:
         if dummy_weights and "int8" in precisions.values():
             raise ConfigurationError("int8 is read from a folder, and made-up weights have none: choose int8-weights")
         models = choose_models(self.model, self.draft_model)
-        assert models.draft is not None  # one was asked for
+        assert models.draft is not None  # `choose_models` requires one
         facts: dict[Role, ModelFacts] = {"target": models.target, "draft": models.draft}
         fetched = {role: (fetch_tokenizer if dummy_weights else fetch)(each, progress) for role, each in facts.items()}
         kernels = chosen_kernels(models, precisions, self.engine_args, fetched, dummy_weights)
-        self.names = {str(role): each.name for role, each in facts.items()}
+        self.names = {str(role): model.name for role, model in facts.items()}
         self.kernels = {str(role): kernel for role, kernel in kernels.items() if kernel is not None}
-        self.divided = runs_on_cpu()  # Whether target and draft have cores of their own: a GPU is shared
+        self.divided = runs_on_cpu()  # whether each engine has cores of its own; a GPU is shared
         self.every_core: str | None = None
-        self.shares: dict[Role, str | None] = {"target": None, "draft": None}  # Of the cores; None on a GPU
+        self.shares: dict[Role, str | None] = {"target": None, "draft": None}  # of the cores; None on a GPU
         if self.divided:
             from lookahead_agent.cpu import binding, share_cores
 
@@ -75,11 +75,11 @@ class Pair:
             self.shares = {"target": binding(target), "draft": binding(draft)}
         self.arguments: dict[str, dict[str, Any]] = {}
         self._folders: dict[Role, Path] = {}
-        made_up = {"load_format": "dummy"} if dummy_weights else {}
+        load_format = {"load_format": "dummy"} if dummy_weights else {}
         for role, folder in fetched.items():
             weights = weights_in(folder, kernels[role], Platform.detect())
             self._folders[role] = folder if dummy_weights else weights.write(progress)
-            self.arguments[role] = {**weights.arguments, **self.engine_args, **made_up}
+            self.arguments[role] = {**weights.arguments, **self.engine_args, **load_format}
         if self.kv_cache_tokens is None and not self.divided:
             engines = {role: (self._folders[role], self.arguments[role]) for role in fetched}
             for name, share in memory_shares(engines).items():
@@ -89,10 +89,10 @@ class Pair:
 
     @contextmanager
     def engine(self, role: Role, cores: str | None, **arguments: Any) -> Iterator[VLLMEngine]:
-        """An engine of one of the models; shut down with the last that has it."""
+        """Start an engine of one of the models, or share a running one; the last user shuts it down."""
         arguments = self.arguments[role] | arguments
         if self.kv_cache_tokens is not None:
-            # A cache of known size needs no measurement of free memory, so that engines may start at the same time.
+            # With a fixed cache size vLLM does not measure free memory, so engines may start at the same time.
             size = self.kv_cache_tokens * kv_cache_bytes_per_token(self._folders[role], arguments)
             arguments = {"gpu_memory_utilization": 0.01, "kv_cache_memory_bytes": size} | arguments
         config = VLLMConfig(self._folders[role], cores, as_arguments(arguments), beside_draft=role == "target")
@@ -112,23 +112,23 @@ def chosen_kernels(
     dummy_weights: bool,
     select: Callable[[RuntimeSpec, Path, Path], EngineSetup] = select_engines,
 ) -> dict[Role, Kernel | None]:
-    """The precision of each model's weights, None: as vLLM has them. "auto" is what a chat model would choose."""
+    """The precision of each model's weights; None: vLLM's default. "auto" is resolved as for a chat model."""
     chosen: Mapping[str, Kernel] = {}
     if "auto" in precisions.values() and not dummy_weights:
         target, draft = (precisions[role] or "auto" for role in ("target", "draft"))
         spec = RuntimeSpec(models, engine_args, engine_args, precision=target, draft_precision=draft)
         chosen = select(spec, folders["target"], folders["draft"]).precision
-    return {role: chosen.get(role) if each == "auto" else each for role, each in precisions.items()}
+    return {role: chosen.get(role) if fixed == "auto" else fixed for role, fixed in precisions.items()}
 
 
 def measure_pair(pair: Pair, batches: Sequence[int] = BATCHES, progress: Progress | None = None) -> MachineCosts:
-    """Measure the costs of a pair on this machine; engines that are loaded already are not loaded again."""
+    """Measure the costs of a pair on this machine, with engines that are loaded already where possible."""
     progress = progress or LogProgress()
 
-    def measured(title: str, writing: Engine, beside: Engine | None = None) -> BatchCosts:
+    def measured(title: str, engine: Engine, beside: Engine | None = None) -> BatchCosts:
         with progress.task(f"Measuring {title}"):
-            # A GPU's passes take milliseconds: more of them make a measurement.
-            return background.run(measure(writing, batches, beside=beside, tokens=16 if pair.divided else 48))
+            # A forward pass on a GPU takes milliseconds, so longer replies are measured there.
+            return background.run(measure(engine, batches, beside=beside, tokens=16 if pair.divided else 48))
 
     with (
         pair.engine("target", pair.shares["target"]) as target,
@@ -136,12 +136,12 @@ def measure_pair(pair: Pair, batches: Sequence[int] = BATCHES, progress: Progres
     ):
         target_beside = measured("the target beside the draft", target, draft)
         draft_beside = measured("the draft beside the target", draft, target)
-        # A GPU is shared: the engines are the same. Cores are divided: others have all of them.
+        # A GPU is shared, so the same engines run alone. On a CPU, engines with all cores do.
         engines: dict[Role, Engine] = {"target": target, "draft": draft}
-        alone = {} if pair.divided else {role: measured(f"the {role} alone", of) for role, of in engines.items()}
+        alone = {} if pair.divided else {role: measured(f"the {role} alone", each) for role, each in engines.items()}
     for role in engines if pair.divided else ():
-        with pair.engine(role, pair.every_core) as only:
-            alone[role] = measured(f"the {role} alone", only)
+        with pair.engine(role, pair.every_core) as engine:
+            alone[role] = measured(f"the {role} alone", engine)
     return MachineCosts(
         target=alone["target"],
         beside=target_beside,
@@ -157,7 +157,7 @@ def measure_pair(pair: Pair, batches: Sequence[int] = BATCHES, progress: Progres
 def measure_acceptance(llm: ChatLookahead, problems: Sequence[Problem], progress: Progress | None = None) -> Acceptance:
     """Measure acceptance rates on a few problems.
 
-    A token counts as accepted if the draft gives it more than half of its probability: a lower bound, since the
+    A token counts as accepted if its probability under the draft is above 0.5. That gives a lower bound, since the
     likeliest token may have less. `llm` streams, returns token ids, and has the policy to estimate for.
     """
     recorder = CallRecorder()
@@ -185,7 +185,7 @@ async def _likely_tokens(llm: ChatLookahead, question: str, reply: Sequence[int]
 
 @dataclass(frozen=True)
 class PairMeasurement:
-    """The measurement of a pair of models by a command; tests measure otherwise."""
+    """The functions with which commands measure a pair of models; tests replace them."""
 
     pair: Callable[..., Pair] = Pair
     costs: Callable[..., MachineCosts] = measure_pair

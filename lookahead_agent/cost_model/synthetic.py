@@ -1,7 +1,7 @@
-"""The measurement of every mode at exact acceptance rates: its settings, its rows, and their results as tables.
+"""The benchmark of every mode at exact acceptance rates: its settings, its rows, and their results as tables.
 
-Steps end by their number of tokens, the verifier draws the acceptance of each draft step, and vLLM that of draft
-tokens: α and α₂ are exact, and the result can be compared with theory. All replies have the same length.
+Steps end after a fixed number of tokens. The verifier draws whether it accepts a draft step, and vLLM draws for draft
+tokens. So α and α₂ are exact, and the results comparable with theory. All replies have the same length.
 """
 
 import io
@@ -18,7 +18,7 @@ from lookahead_agent.bench.report import Table, as_markdown, check_report_name, 
 from lookahead_agent.cost_model.costs import MachineCosts
 from lookahead_agent.cost_model.estimator import LOOKAHEAD, Acceptance, ModeName, predicted_speed
 from lookahead_agent.errors import extra_imports
-from lookahead_agent.models.cache import writable, write_whole
+from lookahead_agent.models.cache import writable, write_atomically
 
 Speculation = Literal["none", "draft_model", "shared_draft"]  # how a target's engine speculates on tokens
 
@@ -32,8 +32,8 @@ SPECULATION: dict[ModeName, Speculation] = {
 }
 STEPS_ONLY: tuple[ModeName, ...] = ("off", "lr")  # modes without token-level speculation
 PROMPT_TOKENS = 128
-_BLOCK = 16  # Tokens of a block of vLLM's cache on a GPU
-_MOST_AT_ONCE = 64
+_BLOCK = 16  # tokens of a block of vLLM's KV cache on a GPU
+_MAX_CONCURRENCY = 64
 
 
 @dataclass(frozen=True)
@@ -43,32 +43,32 @@ class Configuration:
     mode: ModeName
     depth: int  # steps ahead (γ₁); 0 without step speculation
     alpha: float  # probability that a draft step is accepted; 0 without step speculation
-    replies: int  # at once
+    replies: int  # concurrent ones
 
 
 class SyntheticRow(BaseModel):
-    """Measured replies of one config."""
+    """One measurement of a configuration's replies."""
 
     mode: ModeName
     depth: int
     alpha: float
     replies: int
     repeat: int  # number of the measurement, from 0
-    seconds_per_token: float  # of the tokens after a reply's first, on average over the replies
-    steps: int  # committed steps, without the last of each reply: no draft step is compared with it
+    seconds_per_token: float  # of the tokens after a reply's first, mean over the replies
+    steps: int  # committed steps, without the last of each reply, which no draft step is compared with
     accepted: int  # draft steps among them
     judged: int  # steps among them that the verifier had judged
-    late: int  # steps among them that the target wrote before the draft did, so that nothing was drawn
+    late: int  # steps among them that the target completed before the draft, so that nothing was drawn
     passes: int  # forward passes of the target
-    idle: float  # share of the time in which no engine and no verifier had work
-    # By "target" and "draft": how many were "committed", "rejected", "aborted", "speculative"
+    idle: float  # share of the time in which no engine or verifier had work
+    # Numbers of "committed", "rejected", "aborted" and "speculative" tokens, by "target" and "draft"
     tokens: dict[str, dict[str, int]]
-    settings: dict[str, Any] = Field(default_factory=dict)  # all else that determines the result
+    settings: dict[str, Any] = Field(default_factory=dict)  # everything else that determines the result
     environment: dict[str, Any] = Field(default_factory=dict)  # versions and hardware
 
     @property
     def key(self) -> tuple[Configuration, int]:
-        """Configuration and number of the measurement."""
+        """The configuration, and the number of the measurement."""
         return Configuration(self.mode, self.depth, self.alpha, self.replies), self.repeat
 
 
@@ -77,33 +77,33 @@ _Depth = Annotated[int, Field(ge=1, le=16)]
 
 
 class SyntheticSettings(BaseModel):
-    """Settings of a measurement."""
+    """Settings of the benchmark."""
 
     model_config = ConfigDict(frozen=True)
 
     modes: tuple[ModeName, ...] = Field(tuple(SPECULATION), min_length=1)  # "off" is always among them
     alphas: tuple[_Probability, ...] = Field((0.4, 0.6, 0.8), min_length=1)  # that a draft step is accepted
     depths: tuple[_Depth, ...] = Field((1, 2, 4, 8), min_length=1)  # steps ahead
-    replies: tuple[PositiveInt, ...] = Field((1,), min_length=1)  # replies at once
+    replies: tuple[PositiveInt, ...] = Field((1,), min_length=1)  # concurrent replies
     step_tokens: PositiveInt = 32  # tokens of a step
     steps: int = Field(16, ge=2)  # steps of a reply
-    token_alpha: _Probability = 0.7  # that a draft token is accepted, if those before it are
+    token_alpha: _Probability = 0.7  # that a draft token is accepted after accepted ones
     draft_tokens: PositiveInt = 4  # draft tokens for each forward pass
     repeats: PositiveInt = 3  # measurements of each configuration
     seed: int = 0  # of the draws
 
     @property
     def tokens(self) -> int:
-        """Of a reply."""
+        """Tokens of a reply."""
         return self.steps * self.step_tokens
 
     @property
     def batches(self) -> list[int]:
-        """Sizes of batches whose costs a prediction needs, up to the most tokens of a forward pass."""
+        """Batch sizes whose costs a prediction needs, up to the tokens of the largest forward pass."""
         ahead = max(self.depths) if set(self.modes) & set(LOOKAHEAD) else 1
         tokens = self.draft_tokens + 1 if set(self.modes) - set(STEPS_ONLY) else 1
         sizes = [1]
-        while sizes[-1] < min(max(self.replies) * max(ahead, tokens), _MOST_AT_ONCE):
+        while sizes[-1] < min(max(self.replies) * max(ahead, tokens), _MAX_CONCURRENCY):
             sizes.append(4 * sizes[-1])
         return sizes
 
@@ -114,18 +114,18 @@ class SyntheticSettings(BaseModel):
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens in an engine's cache at most: every reply, and what is written ahead of it."""
+        """The most tokens in an engine's KV cache: every reply, and the steps drafted ahead of it."""
         ahead = max(self.depths) * (self.step_tokens + _BLOCK) if set(self.modes) & set(LOOKAHEAD) else 0
-        return max(max(self.replies) * (self.context + ahead), _MOST_AT_ONCE * 2 * PROMPT_TOKENS)
+        return max(max(self.replies) * (self.context + ahead), _MAX_CONCURRENCY * 2 * PROMPT_TOKENS)
 
     @property
     def measurements(self) -> list[tuple[Configuration, int]]:
-        """Every configuration and number of its measurement, all configurations in turns."""
-        found = []
+        """Every configuration with each number of its measurement; configurations take turns."""
+        configurations = []
         for mode in dict.fromkeys(("off", *self.modes)):
             depths = product(self.depths, self.alphas) if mode in LOOKAHEAD else [(0, 0.0)]
-            found += [Configuration(mode, *shape, replies) for shape in depths for replies in self.replies]
-        return [(config, repeat) for repeat in range(self.repeats) for config in found]
+            configurations += [Configuration(mode, *shape, replies) for shape in depths for replies in self.replies]
+        return [(config, repeat) for repeat in range(self.repeats) for config in configurations]
 
 
 @dataclass(frozen=True)
@@ -133,20 +133,20 @@ class SyntheticResult:
     """Measured and predicted speed of a configuration."""
 
     config: Configuration
-    speed: float  # against the target alone with as many replies at once: median over repeats
-    least: float  # the least of them
-    most: float  # the largest
-    predicted: float | None  # by simulation with the measured costs and the drawn acceptance; None: no costs
-    alpha: float | None  # share of the draws that accepted; None: no draw
-    late: float  # share of the steps that the target wrote before the draft did
+    speed: float  # relative to the target alone with as many concurrent replies: median over repeats
+    least: float  # minimum over repeats
+    most: float  # maximum over repeats
+    predicted: float | None  # simulated with the measured costs and the drawn acceptance rate; None: no costs
+    alpha: float | None  # share of the draws that accepted; None: no draws
+    late: float  # share of the steps that the target completed before the draft
     tokens_per_pass: float  # of the target
-    idle: float  # share of the time in which nothing had work
+    idle: float  # share of the time in which no engine or verifier had work
 
 
 def results(
     rows: Sequence[SyntheticRow], settings: SyntheticSettings, costs: MachineCosts | None
 ) -> Iterator[SyntheticResult]:
-    """Each configuration against the target alone, in the same repeat; `costs` are for the prediction."""
+    """Compare each configuration with the target alone in the same repeat; `costs` are for the prediction."""
     alone = {(row.replies, row.repeat): row.seconds_per_token for row in rows if row.mode == "off"}
     by_configuration: dict[Configuration, list[SyntheticRow]] = {}
     for row in rows:
@@ -159,7 +159,7 @@ def results(
             continue
         judged, steps = sum(row.judged for row in measured), sum(row.steps for row in measured)
         generated = sum(sum(row.tokens["target"].values()) for row in measured)
-        # The drawn share differs from the probability by chance: the prediction takes the drawn one.
+        # The drawn share differs from the probability by chance, and the prediction uses the drawn share.
         drawn = sum(row.accepted for row in measured) / judged if judged else None
         acceptance = Acceptance(config.alpha if drawn is None else drawn, settings.token_alpha, settings.step_tokens)
         shape = config.depth, settings.draft_tokens + 1, config.replies
@@ -176,8 +176,8 @@ def results(
         )
 
 
-def result_table(found: Sequence[SyntheticResult]) -> Table:
-    """Measured and predicted speed of each configuration against the target alone."""
+def result_table(measured: Sequence[SyntheticResult]) -> Table:
+    """Measured and predicted speed of each configuration, relative to the target alone."""
     headings = ["mode", "replies", "depth", "α", "drawn", "late", "speed (least to most)"]
     headings += ["predicted", "of predicted", "tokens per pass", "idle"]
     rows = [
@@ -193,15 +193,15 @@ def result_table(found: Sequence[SyntheticResult]) -> Table:
             f"{one.tokens_per_pass:.2f}",
             f"{one.idle:.1%}",
         ]
-        for one in found
+        for one in measured
     ]
     return headings, rows
 
 
 def write_synthetic_report(
-    file: Path, rows: Sequence[SyntheticRow], found: Sequence[SyntheticResult], costs: MachineCosts | None
+    file: Path, rows: Sequence[SyntheticRow], measured: Sequence[SyntheticResult], costs: MachineCosts | None
 ) -> None:
-    """Write a Markdown report, with a picture beside it; `costs` are None where they are not measured."""
+    """Write a Markdown report, with a picture beside it; `costs` are None if they were not measured."""
     check_report_name(file)
     settings, environment = rows[0].settings, rows[0].environment
     names = settings["models"]
@@ -211,46 +211,46 @@ def write_synthetic_report(
         f"{names['target']} with {names['draft']}; {where}. Replies of {settings['steps']} steps of "
         f"{settings['step_tokens']} tokens; draft tokens are accepted with probability {settings['token_alpha']:g}, "
         f"{settings['draft_tokens']} for a pass. Speed is of the tokens after the first, against the target alone.\n",
-        as_markdown(result_table(found)),
+        as_markdown(result_table(measured)),
     ]
     if costs is not None:
         parts += [f"c = {costs.c:.2f}.\n", as_markdown(costs.table())]
     svg = file.with_suffix(".svg")
-    looked_ahead = any(one.config.depth for one in found)
-    if looked_ahead:
+    has_lookahead = any(result.config.depth for result in measured)
+    if has_lookahead:
         parts.append(f"![speed by depth]({svg.name})\n\n*Speed by depth; dashed: predicted.*\n")
     with writable(file):
-        if looked_ahead:
-            write_whole(svg, _picture(found))
-        write_whole(file, "\n".join(parts))
+        if has_lookahead:
+            write_atomically(svg, _picture(measured))
+        write_atomically(file, "\n".join(parts))
 
 
-def _picture(found: Sequence[SyntheticResult]) -> str:
-    """Speed by depth as an SVG element, the same for the same results."""
-    panels = list(dict.fromkeys((one.config.mode, one.config.replies) for one in found if one.config.depth))
+def _picture(measured: Sequence[SyntheticResult]) -> str:
+    """Plot speed by depth as an SVG element, identical for identical results."""
+    panels = list(dict.fromkeys((point.config.mode, point.config.replies) for point in measured if point.config.depth))
     with extra_imports("pictures need Matplotlib: pip install 'lookahead-agent[bench]'"):
         import matplotlib
         from matplotlib.figure import Figure
     figure = Figure(figsize=(3.6 * len(panels), 3.4), layout="constrained")
-    squares = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
-    for (mode, replies), axes in zip(panels, squares, strict=True):
-        of_panel = [one for one in found if (one.config.mode, one.config.replies) == (mode, replies)]
-        for alpha in sorted({one.config.alpha for one in of_panel}):
-            line = sorted((one for one in of_panel if one.config.alpha == alpha), key=lambda one: one.config.depth)
-            depths = [one.config.depth for one in line]
-            spread = [[one.speed - one.least for one in line], [one.most - one.speed for one in line]]
-            drawn = axes.errorbar(depths, [one.speed for one in line], spread, marker="o", label=f"α = {alpha:g}")
-            known = [(one.config.depth, one.predicted) for one in line if one.predicted is not None]
+    columns = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    for (mode, replies), axes in zip(panels, columns, strict=True):
+        group = [point for point in measured if (point.config.mode, point.config.replies) == (mode, replies)]
+        for alpha in sorted({point.config.alpha for point in group}):
+            line = sorted((point for point in group if point.config.alpha == alpha), key=lambda p: p.config.depth)
+            depths = [point.config.depth for point in line]
+            spread = [[point.speed - point.least for point in line], [point.most - point.speed for point in line]]
+            drawn = axes.errorbar(depths, [point.speed for point in line], spread, marker="o", label=f"α = {alpha:g}")
+            known = [(point.config.depth, point.predicted) for point in line if point.predicted is not None]
             if known:
                 axes.plot(*zip(*known, strict=True), "--", color=drawn.lines[0].get_color())
         axes.axhline(1, color="#999999", linewidth=0.8)
         axes.spines[["top", "right"]].set_visible(False)
-        at_once = f", {replies} at once" if replies > 1 else ""
-        axes.set(title=f"{mode}{at_once}", xlabel="steps ahead", xticks=sorted({one.config.depth for one in of_panel}))
+        suffix = f", {replies} at once" if replies > 1 else ""
+        axes.set(title=f"{mode}{suffix}", xlabel="steps ahead", xticks=sorted({point.config.depth for point in group}))
         axes.legend(frameon=False, fontsize=8)
-    squares[0].set_ylabel("speed against the target alone")
+    columns[0].set_ylabel("speed against the target alone")
     file = io.StringIO()
-    # Text stays text: smaller than outlines, and found by a search.
+    # Text stays text, which is smaller than outlines and searchable.
     with matplotlib.rc_context({"svg.hashsalt": "lookahead-agent", "svg.fonttype": "none"}):
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None}, bbox_inches="tight")
     return file.getvalue()[file.getvalue().index("<svg") :]

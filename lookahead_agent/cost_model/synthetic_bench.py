@@ -1,4 +1,4 @@
-"""Measures the speed of every mode, with models whose words mean nothing and acceptance that is drawn."""
+"""Measures the speed of every mode, with meaningless text and drawn acceptance."""
 
 import asyncio
 import statistics
@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from lookahead_agent.bench.samples import environment
 from lookahead_agent.cost_model import synthetic
-from lookahead_agent.cost_model.costs import always_the_same, meaningless_prompt
+from lookahead_agent.cost_model.costs import fixed_length_sampling, synthetic_prompt
 from lookahead_agent.cost_model.estimator import ModeName
 from lookahead_agent.cost_model.pair import Pair
 from lookahead_agent.decoding import DecodingSettings, Reply, ReplyRequest, StepEvent, lookahead
@@ -28,56 +28,56 @@ from lookahead_agent.jsonl import RowFile
 from lookahead_agent.progress import Progress
 from lookahead_agent.verifiers.random_accept import draw
 
-_PROMPTS = 1 << 24
+_PROMPTS = 1 << 24  # number of prompts to draw from
 
 
 class ChanceByPosition:
-    """Accepts with a probability, by a draw for each position of a reply: the same in each configuration."""
+    """Accepts with a fixed probability, by one draw per position of a reply, equal in every configuration."""
 
     def __init__(self, alpha: float, seed: int) -> None:
         self._alpha = alpha
         self._seed = seed
 
     async def verify(self, pair: StepPair) -> Verdict:
-        """Draw for a pair."""
+        """Draw the verdict on a pair."""
         drawn = draw(self._seed, pair.question, pair.position)
         return Verdict(drawn < self._alpha, "drawn", drawn)
 
 
 def synthetic_acceptance(token_alpha: float, draft_tokens: int) -> dict[str, Any]:
-    """Entries of vLLM's `speculative_config` that accept a draft token by chance (α₂) if those before it are."""
+    """Entries of vLLM's `speculative_config`: a draft token after accepted ones is accepted with probability α₂."""
     rates = [token_alpha**position for position in range(1, draft_tokens + 1)]
     drawn = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
     return {"num_speculative_tokens": draft_tokens, **drawn}
 
 
 class _Engines:
-    """The engines that some modes need, started at the same time."""
+    """The engines that some modes need, started concurrently."""
 
     def __init__(
         self, pair: Pair, modes: set[ModeName], settings: synthetic.SyntheticSettings, stack: ExitStack
     ) -> None:
         self.failures: dict[str, EngineError] = {}
-        wanted: dict[str, AbstractContextManager[Engine]] = {}
+        contexts: dict[str, AbstractContextManager[Engine]] = {}
         for kind in sorted({synthetic.SPECULATION[mode] for mode in modes - {"off"}}):
-            wanted[kind] = pair.engine("target", pair.shares["target"], **_token_level(kind, pair, settings))
-        if "off" in modes and (pair.divided or "none" not in wanted):
-            wanted["alone"] = pair.engine("target", pair.every_core)
+            contexts[kind] = pair.engine("target", pair.shares["target"], **_token_level(kind, pair, settings))
+        if "off" in modes and (pair.divided or "none" not in contexts):
+            contexts["alone"] = pair.engine("target", pair.every_core)
         if modes - {"off", "sd"}:
-            wanted["draft"] = pair.engine("draft", pair.shares["draft"])
-        with ThreadPoolExecutor(len(wanted)) as starting:
-            started = {name: starting.submit(stack.enter_context, engine) for name, engine in wanted.items()}
-        found: dict[str, Engine] = {}
-        for name, future in started.items():
+            contexts["draft"] = pair.engine("draft", pair.shares["draft"])
+        with ThreadPoolExecutor(len(contexts)) as executor:
+            futures = {name: executor.submit(stack.enter_context, engine) for name, engine in contexts.items()}
+        running: dict[str, Engine] = {}
+        for name, future in futures.items():
             try:
-                found[name] = future.result()
+                running[name] = future.result()
             except EngineError as error:
                 self.failures[name] = error
-        self.draft = found.get("draft")
-        self.pair_writes = self.draft is not None and "none" in found  # whether costs of the pair can be measured
-        targets = {mode: found.get(synthetic.SPECULATION[mode]) for mode in modes}
-        targets |= {"off": found.get("alone", found.get("none"))} if "off" in modes else {}
-        # The target that writes in each mode whose engines have started.
+        self.draft = running.get("draft")
+        self.measures_costs = self.draft is not None and "none" in running  # whether they can measure the pair's costs
+        targets = {mode: running.get(synthetic.SPECULATION[mode]) for mode in modes}
+        targets |= {"off": running.get("alone", running.get("none"))} if "off" in modes else {}
+        # The target engine of each mode whose engines have all started.
         self.targets = {
             mode: target
             for mode, target in targets.items()
@@ -97,12 +97,12 @@ def _token_level(kind: synthetic.Speculation, pair: Pair, settings: synthetic.Sy
 
 @dataclass(eq=False)
 class SyntheticBench:
-    """A measurement into a file of rows; nothing is loaded yet."""
+    """A measurement into a file of rows; `run` loads the engines."""
 
     pair: Pair
     settings: synthetic.SyntheticSettings
     out: Path
-    longest: float = 600.0  # seconds after which a measurement has failed
+    longest: float = 600.0  # timeout of one measurement in seconds
 
     def __post_init__(self) -> None:
         pair, settings = self.pair, self.settings
@@ -111,15 +111,15 @@ class SyntheticBench:
         self._recorded = {"models": pair.names, "arguments": pair.arguments, **shared}
         tokens = [mode for mode in settings.modes if mode not in synthetic.STEPS_ONLY]
         if tokens and pair.divided:
-            undrawn = (
+            problem = (
                 f"vLLM's CPU build does not draw whether draft tokens are accepted, which {', '.join(tokens)} would"
             )
-            raise ConfigurationError(f"{undrawn} need: choose the modes {','.join(synthetic.STEPS_ONLY)}")
+            raise ConfigurationError(f"{problem} need: choose the modes {','.join(synthetic.STEPS_ONLY)}")
         if any(row.settings != self._recorded for row in self.rows()):
             raise ConfigurationError(f"{self.out} has results of other settings: choose another file")
 
     def rows(self) -> list[synthetic.SyntheticRow]:
-        """The rows that are measured so far."""
+        """The rows measured so far; raises ConfigurationError if the file holds others."""
         try:
             return [synthetic.SyntheticRow.model_validate(row) for row in self._file.rows]
         except ValidationError as error:
@@ -127,28 +127,28 @@ class SyntheticBench:
 
     @property
     def total(self) -> int:
-        """Number of rows of the whole measurement."""
+        """The number of rows of the whole measurement."""
         return len(self.settings.measurements)
 
     def run(
         self, progress: Progress, seconds: float | None = None, measure_costs: Callable[[], None] | None = None
     ) -> bool:
-        """Measure the missing rows, and return whether everything is measured; a rerun goes on after a failure.
+        """Measure the missing rows, and return whether everything is measured; a rerun continues after a failure.
 
-        No other measurement begins after so many seconds. `measure_costs` is called once, if possible while the engines
-        that it needs are loaded.
+        No measurement starts after `seconds`. `measure_costs` is called once, if possible while the engines that it
+        needs are loaded. Raises EngineError at the end if an engine has failed, which ends its modes only.
         """
         end = float("inf") if seconds is None else time.monotonic() + seconds
         failures: dict[str, EngineError] = {}
         known = {row.key for row in self.rows()}
-        missing = [each for each in self.settings.measurements if each not in known]
+        missing = [key for key in self.settings.measurements if key not in known]
         with self._file.writing(), ExitStack() as stack:
             if missing and time.monotonic() >= end:
                 return False
             if missing:
                 engines = _Engines(self.pair, {config.mode for config, _ in missing}, self.settings, stack)
                 failures |= engines.failures
-                if measure_costs is not None and engines.pair_writes:
+                if measure_costs is not None and engines.measures_costs:
                     measure_costs()
                     measure_costs = None
                 with progress.task("Measuring", len(missing)) as advance:
@@ -180,25 +180,25 @@ class SyntheticBench:
 
         async def write(number: int) -> Reply:
             name = f"{repeat}.{number}"
-            # Different prompts, or the prefix cache would make all but one for nothing.
-            prompt = meaningless_prompt(target, synthetic.PROMPT_TOKENS, int(_PROMPTS * draw(name, config)))
-            request = ReplyRequest(tuple(prompt), always_the_same(target, self.settings.tokens), question=name)
+            # Different prompts, since equal ones would hit the prefix cache.
+            prompt = synthetic_prompt(target, synthetic.PROMPT_TOKENS, int(_PROMPTS * draw(name, config)))
+            request = ReplyRequest(tuple(prompt), fixed_length_sampling(target, self.settings.tokens), question=name)
             verifier = ChanceByPosition(config.alpha, self.settings.seed) if config.depth else None
 
-            def see(event: StepEvent) -> None:
+            def record(event: StepEvent) -> None:
                 positions[number][event.kind].add(event.position)
 
-            return await lookahead(request, target, draft, verifier, settings, on_step=see)
+            return await lookahead(request, target, draft, verifier, settings, on_step=record)
 
         try:
             async with asyncio.timeout(self.longest):
-                replies = await background.all_of(map(write, range(config.replies)))
+                replies = await background.gather_or_cancel(map(write, range(config.replies)))
         except TimeoutError as error:
             raise EngineError(f"a measurement of {config.mode} was not done after {self.longest:g} s") from error
         reports = [reply.report for reply in replies]
         last = {self.settings.steps - 1}
         drafts, targets, judged = (
-            [of_reply[kind] - last for of_reply in positions] for kind in ("accepted", "committed", "judged")
+            [by_kind[kind] - last for by_kind in positions] for kind in ("accepted", "committed", "judged")
         )
         return synthetic.SyntheticRow(
             **asdict(config),

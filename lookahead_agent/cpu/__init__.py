@@ -1,32 +1,32 @@
-"""A plugin of vLLM for CPUs: int8 and VNNI kernels, sampling, norms and activations, the output layer.
+"""A vLLM plugin for CPUs: int8 and VNNI kernels, sampling, norms and activations, the output layer.
 
 It imports nothing else of this library. vLLM loads it in each of its processes by the entry point
-`vllm.general_plugins` of `pyproject.toml`; see `plugin`. Importing the package itself loads nothing: it has the names
-under which vLLM knows what is added, and the division of the CPU's cores between engines.
+`vllm.general_plugins` of `pyproject.toml`; see `plugin`. Importing the package loads no kernel: it holds the names
+under which vLLM registers the additions, and divides the CPU's cores between engines.
 """
 
 from collections.abc import Sequence
 
-ENTRY_POINT = "lookahead_cpu"  # of the plugin, in the group `vllm.general_plugins`
-VARIABLE = "LOOKAHEAD_AGENT_CPU_PLUGIN"  # "1" in the processes of this library's engines: else the plugin does nothing
-INT8 = "lookahead_int8"  # W8A8 with the output layer in int8 too: see `int8`
-INT8_WEIGHTS = "lookahead_int8_weights"  # weights as integers, activations in floating point: see `int8`
-NO_DRAFT = "lookahead_no_draft"  # in a request's `extra_args`: the engine's draft model neither reads nor proposes
-PROVIDER = "lookahead_cpu"  # Provider of the operations in `operations`, for vLLM's `ir_op_priority`
+ENTRY_POINT = "lookahead_cpu"  # the plugin's name in the group `vllm.general_plugins`
+VARIABLE = "LOOKAHEAD_AGENT_CPU_PLUGIN"  # "1" in processes of this library's engines, else the plugin does nothing
+INT8 = "lookahead_int8"  # W8A8, with the output layer in int8 too: see `int8`
+INT8_WEIGHTS = "lookahead_int8_weights"  # int8 weights, floating-point activations: see `int8`
+NO_DRAFT = "lookahead_no_draft"  # key of a request's `extra_args`: a draft model that pauses proposes nothing for it
+PROVIDER = "lookahead_cpu"  # provider of the operations in `operations`, for vLLM's `ir_op_priority`
 
 
 def share_cores(cores: Sequence[int], *, with_draft: bool) -> tuple[list[int], list[int]]:
-    """Divide cores between target and draft, if there is one, which gets a quarter: it is about that fast."""
+    """Divide the cores; a draft gets a quarter, since a target step costs about three times as much as its own."""
     if not with_draft:
         return list(cores), []
     if len(cores) < 2:
         return list(cores), list(cores)
-    drafts = max(1, len(cores) // 4)
-    return list(cores[:-drafts]), list(cores[-drafts:])
+    draft_count = max(1, len(cores) // 4)
+    return list(cores[:-draft_count]), list(cores[-draft_count:])
 
 
 def binding(cores: Sequence[int]) -> str:
-    """Cores in the notation of `VLLM_CPU_OMP_THREADS_BIND`: `[0, 1, 2, 5]` is "0-2,5"."""
+    """Format cores for `VLLM_CPU_OMP_THREADS_BIND`: `[0, 1, 2, 5]` becomes "0-2,5"."""
     runs: list[list[int]] = []
     for core in sorted(cores):
         if runs and core == runs[-1][1] + 1:

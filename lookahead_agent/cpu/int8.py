@@ -1,11 +1,11 @@
-"""Weights in int8 on CPUs, with activations in int8 too (W8A8), or in floating point.
+"""Int8 weights on CPUs, with activations in int8 too (W8A8) or in floating point.
 
-Matrices are multiplied by our own kernel where the processor is one for it (`vnni_kernel`), else by vLLM's: for the few
-tokens of a pass vLLM's takes a fifth longer. compressed-tensors leaves the output layer as it was, two fifths of what a
-pass of the 0.5B draft reads and an eighth of the 1.5B target's; here it is made integers while the model loads.
+Our own kernel multiplies the matrices if it supports the processor (`vnni_kernel`), else vLLM's. On the few tokens of
+a decoding pass vLLM's takes a fifth longer. compressed-tensors leaves the output layer unquantized: two fifths of the
+bytes that a pass of the 0.5B draft reads, an eighth of the 1.5B target's. Here it is quantized while the model loads.
 
-Without instructions for int8 arithmetic vLLM's kernels for int8 are emulated. There all weights are made integers while
-the model loads, and multiplied by a kernel of our own (`int8_kernel`). With AVX2 a token takes 133 ms, in bf16 270 ms.
+On CPUs without int8 instructions vLLM's int8 kernels are emulated. There all weights are quantized while the model
+loads, and a kernel of our own multiplies them (`int8_kernel`). With AVX2 a token takes 133 ms, against 270 ms in bf16.
 """
 
 import ctypes
@@ -27,18 +27,18 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 
 from lookahead_agent.cpu import INT8, INT8_WEIGHTS
 
-_MOST_TOKENS = 32  # that the kernel is prepared for; it takes more, too
-_BLOCK = 1 << 17  # weights that are rounded at a time: few enough to stay in a core's cache from step to step
+_CACHED_PRIMITIVES = 32  # capacity of oneDNN's primitive cache, which has an entry for each batch size
+_BLOCK = 1 << 17  # weights that are quantized at a time: few enough to stay in a core's cache
 
 
 Multiply = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
-"""Takes tokens, shape (tokens, inputs), and a bias or none; gives the shape (tokens, outputs)."""
+"""Multiplies tokens, shape (tokens, inputs), and adds a bias or None; returns the shape (tokens, outputs)."""
 Product = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor | None], torch.Tensor]
-"""As vLLM calls a layer's own: inputs, shape (…, inputs), weights that are not needed, and a bias."""
+"""A layer's product with vLLM's arguments: inputs, shape (…, inputs), unused weights, and a bias or None."""
 
 
 def product_by(multiply: Multiply) -> Product:
-    """A layer's product by a kernel."""
+    """Wrap a kernel as a layer's product, which takes vLLM's arguments."""
 
     def product(inputs: torch.Tensor, _: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
         out = multiply(inputs.reshape(-1, inputs.shape[-1]), bias)
@@ -48,9 +48,9 @@ def product_by(multiply: Multiply) -> Product:
 
 
 def rounded(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights, shape (outputs, inputs), as symmetric 8-bit integers, with float32 scales of shape (outputs,)."""
+    """Quantize weights, shape (outputs, inputs), to symmetric int8, with float32 scales of shape (outputs,)."""
     exact = weight.detach()
-    scale = torch.empty(exact.shape[0], dtype=torch.float32)  # what a model loads with may be bf16
+    scale = torch.empty(exact.shape[0], dtype=torch.float32)  # the default dtype may be bf16 while a model loads
     integers = torch.empty_like(exact, dtype=torch.int8)
     for begin in range(0, exact.shape[0], rows := max(1, _BLOCK // exact.shape[1])):
         part = slice(begin, begin + rows)
@@ -61,19 +61,19 @@ def rounded(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class RoundedOutputLayer(UnquantizedEmbeddingMethod):  # type: ignore[misc]
-    """How the output layer is kept, by the product that `rounded` makes of it; embeddings of the same weights stay."""
+    """Multiplies by an output layer's quantized weights; embeddings that share its weights keep them as loaded."""
 
-    def __init__(self, rounded: Callable[[torch.Tensor], Product]) -> None:
-        self._rounded = rounded
+    def __init__(self, quantized_product: Callable[[torch.Tensor], Product]) -> None:
+        self._quantized_product = quantized_product
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        """Round them; what was loaded stays for the embeddings."""
-        layer.cpu_linear = self._rounded(layer.weight)
-        _give_memory_back()  # the output layer comes last: what all others were loaded into is free by now
+        """Quantize the weights; the loaded tensor stays for the embeddings."""
+        layer.cpu_linear = self._quantized_product(layer.weight)
+        _release_free_memory()  # the output layer loads last: the loaded weights of all others are free by now
 
 
-def _give_memory_back() -> None:
-    """Return what is free to the system: vLLM's allocator keeps it, several times the size of the integers."""
+def _release_free_memory() -> None:
+    """Return free memory to the system: vLLM's allocator keeps several times the size of the int8 weights."""
     allocator = ctypes.CDLL(None)
     release = getattr(allocator, "MallocExtension_ReleaseFreeMemory", None)  # tcmalloc's
     if release is not None:
@@ -83,22 +83,22 @@ def _give_memory_back() -> None:
 
 
 def int8_product(integers: torch.Tensor, scale: torch.Tensor, activations: torch.dtype, out: torch.dtype) -> Product:
-    """A layer's product in int8, by our own kernel where the processor is one for it, else by vLLM's.
+    """A layer's product in int8, by our own kernel where it supports processor and shape, else by vLLM's.
 
-    Weights have the shape (outputs, inputs), scales (outputs,). Integers are summed, so a token's outputs do not
-    depend on what else is in the batch.
+    Weights have the shape (outputs, inputs), scales (outputs,). The sums are integers, so a token's outputs do not
+    depend on the rest of the batch.
     """
-    # Not above: vLLM's processes begin by looking into every module that is there, and stumble over llvmlite's.
+    # Imported here: at startup vLLM's processes inspect every imported module, and fail on llvmlite's.
     from lookahead_agent.cpu import vnni_kernel
 
     outputs, inputs = integers.shape
-    own = vnni_kernel.is_supported() and vnni_kernel.fits(outputs, inputs, activations, out)
-    return product_by((vnni_kernel.multiplication if own else _by_vllm)(integers, scale, out))
+    use_vnni = vnni_kernel.is_supported() and vnni_kernel.fits(outputs, inputs, activations, out)
+    return product_by((vnni_kernel.multiplication if use_vnni else _onednn_multiplication)(integers, scale, out))
 
 
-def _by_vllm(weights: torch.Tensor, scale: torch.Tensor, out: torch.dtype) -> Multiply:
-    kept = scale.float().reshape(-1, 1).contiguous()  # the kernel copies the integers, but not the scales
-    kernel = ops.create_onednn_scaled_mm(weights.t(), kept, out, True, False, _MOST_TOKENS)
+def _onednn_multiplication(weights: torch.Tensor, scale: torch.Tensor, out: torch.dtype) -> Multiply:
+    scales = scale.float().reshape(-1, 1).contiguous()  # the kernel copies the weights, but not the scales
+    kernel = ops.create_onednn_scaled_mm(weights.t(), scales, out, True, False, _CACHED_PRIMITIVES)
 
     def multiply(tokens: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         integers, token_scales, _ = ops.onednn_scaled_int8_quant(tokens, None, None, True)
@@ -106,7 +106,7 @@ def _by_vllm(weights: torch.Tensor, scale: torch.Tensor, out: torch.dtype) -> Mu
         ops.onednn_scaled_mm(kernel, integers, result, token_scales, None, None, bias)
         return result
 
-    multiply.kept = kept  # type: ignore[attr-defined]
+    multiply.scales = scales  # type: ignore[attr-defined]
     return multiply
 
 
@@ -117,19 +117,19 @@ class _Int8Config(CompressedTensorsConfig):  # type: ignore[misc]
 
     @classmethod
     def override_quantization_method(cls, hf_quant_cfg: Any, user_quant: str | None, **_: Any) -> str | None:
-        """Read a folder in compressed-tensors where an engine is told to; no other."""
+        """Claim a compressed-tensors folder if the engine's arguments name this quantization."""
         return INT8 if user_quant == INT8 and hf_quant_cfg.get("quant_method") == "compressed-tensors" else None
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
         if isinstance(layer, ParallelLMHead):
-            # In float32: what int8 has summed exactly is not to be rounded to bf16's eight bits before it is compared.
+            # Logits in float32: bf16 would round the exact integer sums to eight bits before they are compared.
             return RoundedOutputLayer(lambda weight: int8_product(*rounded(weight), weight.dtype, torch.float32))
         method = super().get_quant_method(layer, prefix)
         return _LinearMethod(self) if type(method) is CompressedTensorsLinearMethod and _is_plain(layer) else method
 
 
 def _is_plain(layer: torch.nn.Module) -> bool:
-    """Whether a layer has what our own files have: a scale for each output, and for each token when it comes."""
+    """Whether a layer has the scheme of our converted folders: scales per output, symmetric dynamic ones per token."""
     scheme = layer.scheme
     return (
         isinstance(scheme, CompressedTensorsW8A8Int8)
@@ -141,7 +141,7 @@ def _is_plain(layer: torch.nn.Module) -> bool:
 
 class _LinearMethod(CompressedTensorsLinearMethod):  # type: ignore[misc]
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        dtype = torch.get_default_dtype()  # of activations, while a model loads
+        dtype = torch.get_default_dtype()  # the activations' dtype while a model loads
         layer.product = int8_product(layer.weight.data, layer.weight_scale.data.flatten(), dtype, dtype)
         layer.weight = torch.nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
 
@@ -150,7 +150,7 @@ class _LinearMethod(CompressedTensorsLinearMethod):  # type: ignore[misc]
 
 
 def int8_weights_product(weight: torch.Tensor) -> Product:
-    """A layer's product by its weights, shape (outputs, inputs), as integers."""
+    """A layer's product with its weights, shape (outputs, inputs), quantized to int8; activations stay float."""
     from lookahead_agent.cpu import int8_kernel
 
     integers, scale = rounded(weight)
@@ -181,11 +181,11 @@ class _Int8WeightsConfig(QuantizationConfig):  # type: ignore[misc]
 
     @classmethod
     def get_min_capability(cls) -> int:
-        return -1  # of a GPU: it is for CPUs
+        return -1  # the compute capability of a GPU: unused on CPUs
 
     @staticmethod
     def get_config_filenames() -> list[str]:
-        return []  # nothing of it is in the model's folder
+        return []  # the model's folder has no file for it
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:

@@ -1,7 +1,7 @@
-"""Multiplying by 8-bit integers on a CPU without instructions for int8 arithmetic, as fast as memory gives them.
+"""Multiplies by int8 weights on CPUs without int8 instructions, as fast as memory delivers the weights.
 
-What a token's outputs are does not depend on how many tokens are multiplied with it, bit for bit: every size of batch
-adds the same products in the same order.
+A token's outputs do not depend on the batch size, bit for bit: every batch size adds the same products in the same
+order.
 """
 
 import ctypes
@@ -14,39 +14,39 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from lookahead_agent.cpu.jit import compiled, parallel_for, pointer, thread, threads
+from lookahead_agent.cpu.jit import compiled, parallel_for, pointer, thread_count, thread_index
 
-LANES = 8  # columns that are multiplied at once; a matrix has a multiple of these
-_PACK = 6  # rows that lie beside each other in memory, LANES columns at a time, so that it is read in order
-_ROWS = {1: 6, 2: 6, 3: 3, 4: 3}  # of a tile, by its tokens: as many sums as there are registers; they divide _PACK
-_BLOCK_ROWS, _BLOCK_COLUMNS = 8 * _PACK, 2048  # multiplied by all tokens before the next: it stays in a core's cache
+LANES = 8  # columns in a vector; a matrix has a multiple of these
+_PACK = 6  # rows that are interleaved in memory, LANES columns at a time, so that reads are sequential
+_ROWS = {1: 6, 2: 6, 3: 3, 4: 3}  # of a tile, by its tokens: as many sums as fit the registers; they divide _PACK
+_BLOCK_ROWS, _BLOCK_COLUMNS = 8 * _PACK, 2048  # of a block that stays in a core's cache for all tokens
 
-_FIELDS = 7  # of what one multiplication works on: addresses and sizes
+_FIELDS = 7  # of a work array: the addresses and sizes of one multiplication
 _I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _INTEGERS, _FLOATS = ir.VectorType(ir.IntType(8), LANES), ir.VectorType(_F32, LANES)
 
 
 def _sum(builder: Any, vector: Any) -> Any:
-    """The sum of a vector's lanes, halves at a time."""
+    """Sum a vector's lanes by halves."""
     width = LANES
     while width > 1:
         width //= 2
         kind = ir.VectorType(_I32, width)
         low, high = ir.Constant(kind, list(range(width))), ir.Constant(kind, list(range(width, 2 * width)))
-        nothing = ir.Constant(vector.type, ir.Undefined)
+        undefined = ir.Constant(vector.type, ir.Undefined)
         vector = builder.fadd(
-            builder.shuffle_vector(vector, nothing, low), builder.shuffle_vector(vector, nothing, high)
+            builder.shuffle_vector(vector, undefined, low), builder.shuffle_vector(vector, undefined, high)
         )
     return builder.extract_element(vector, _I32(0))
 
 
 def _tile(rows: int, tokens: int) -> Any:
-    """Code that multiplies rows of a pack by some tokens in some columns, and keeps what is summed in registers."""
+    """Code that multiplies rows of a pack by tokens over a range of columns, with the sums in registers."""
 
     @intrinsic
     def tile(_, work, pack, row, token, first, width):  # type: ignore[no-untyped-def]
-        def code(_context: Any, builder: Any, _signature: Any, given: Any) -> Any:
-            work, pack, row, token, first, width = given
+        def code(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            work, pack, row, token, first, width = arguments
             fields = [builder.load(builder.gep(work, [_I64(field)])) for field in range(_FIELDS)]
             weights, scales, inputs, outputs, all_rows, columns, _ = fields
             multiply_add = cgutils.get_or_insert_function(
@@ -54,31 +54,31 @@ def _tile(rows: int, tokens: int) -> Any:
             )
             in_pack = builder.mul(_I64(LANES), builder.sub(row, pack))
             begin = builder.add(builder.add(weights, builder.mul(pack, columns)), in_pack)
-            begins = [builder.add(begin, _I64(LANES * each)) for each in range(rows)]
-            of_token = [builder.add(token, _I64(each)) for each in range(tokens)]
-            values_begin = [builder.mul(each, columns) for each in of_token]
-            nothing = ir.Constant(_FLOATS, [0.0] * LANES)
-            sums = [[cgutils.alloca_once_value(builder, nothing) for _ in range(tokens)] for _ in range(rows)]
+            row_addresses = [builder.add(begin, _I64(LANES * index)) for index in range(rows)]
+            token_indices = [builder.add(token, _I64(index)) for index in range(tokens)]
+            token_offsets = [builder.mul(index, columns) for index in token_indices]
+            zeros = ir.Constant(_FLOATS, [0.0] * LANES)
+            sums = [[cgutils.alloca_once_value(builder, zeros) for _ in range(tokens)] for _ in range(rows)]
             with cgutils.for_range_slice(builder, first, builder.add(first, width), _I64(LANES)) as (column, _):
-                places = [pointer(builder, place, column, _INTEGERS, _PACK) for place in begins]
-                factors = [builder.sitofp(builder.load(place, align=1), _FLOATS) for place in places]
-                for each in range(tokens):
-                    index = builder.add(values_begin[each], column)
+                pointers = [pointer(builder, address, column, _INTEGERS, _PACK) for address in row_addresses]
+                factors = [builder.sitofp(builder.load(source, align=1), _FLOATS) for source in pointers]
+                for number in range(tokens):
+                    index = builder.add(token_offsets[number], column)
                     values = builder.load(pointer(builder, inputs, index, _FLOATS, 4), align=4)
-                    for factor, known in zip(factors, (of_row[each] for of_row in sums), strict=True):
-                        builder.store(builder.call(multiply_add, [factor, values, builder.load(known)]), known)
-            begins_anew = builder.icmp_signed("==", first, _I64(0))
-            for each, of_row in enumerate(sums):
-                output = builder.add(row, _I64(each))
-                # The last pack may have rows that the matrix does not.
+                    for factor, total in zip(factors, (row_sums[number] for row_sums in sums), strict=True):
+                        builder.store(builder.call(multiply_add, [factor, values, builder.load(total)]), total)
+            is_first_block = builder.icmp_signed("==", first, _I64(0))
+            for number, row_sums in enumerate(sums):
+                output = builder.add(row, _I64(number))
+                # The last pack may be padded with rows that the matrix does not have.
                 with builder.if_then(builder.icmp_signed("<", output, all_rows)):
                     scale = builder.load(pointer(builder, scales, output, _F32, 4), align=4)
-                    for known, place in zip(of_row, of_token, strict=True):
-                        total = builder.fmul(_sum(builder, builder.load(known)), scale)
-                        index = builder.add(builder.mul(place, all_rows), output)
+                    for total, token_index in zip(row_sums, token_indices, strict=True):
+                        product = builder.fmul(_sum(builder, builder.load(total)), scale)
+                        index = builder.add(builder.mul(token_index, all_rows), output)
                         out = pointer(builder, outputs, index, _F32, 4)
-                        before = builder.select(begins_anew, _F32(0.0), builder.load(out, align=4))
-                        builder.store(builder.fadd(before, total), out, align=4)
+                        previous = builder.select(is_first_block, _F32(0.0), builder.load(out, align=4))
+                        builder.store(builder.fadd(previous, product), out, align=4)
             return _context.get_dummy_value()
 
         return types.void(types.CPointer(types.int64), *(types.int64,) * 5), code
@@ -88,11 +88,11 @@ def _tile(rows: int, tokens: int) -> Any:
 
 @njit(nogil=True, error_model="numpy")
 def _packs(work, begin, end, token, column, width):  # type: ignore[no-untyped-def]
-    """Packs of rows by the tokens that are left: none."""
+    """Multiply packs of rows by the remaining tokens: the base case, without any."""
 
 
 def _packs_with(rows: int, tokens: int, packs: Any) -> Any:
-    """Code that multiplies packs of rows by so many tokens at a time, and by what is left of them as `packs` does."""
+    """Code that multiplies packs of rows by `tokens` tokens at a time, and by the remaining ones with `packs`."""
     tile = _tile(rows, tokens)
 
     @njit(nogil=True, error_model="numpy")
@@ -113,18 +113,18 @@ for _tokens, _rows in _ROWS.items():
 
 @compiled
 def _share(work):  # type: ignore[no-untyped-def]
-    """A thread's share of a multiplication: some of the packs."""
-    packs, mine, shares = (work[4] + _PACK - 1) // _PACK, np.int64(thread()), np.int64(threads())
-    end = packs * (mine + 1) // shares * _PACK
-    for begin in range(packs * mine // shares * _PACK, end, _BLOCK_ROWS):
+    """Multiply the calling thread's share of the packs."""
+    packs, index, count = (work[4] + _PACK - 1) // _PACK, np.int64(thread_index()), np.int64(thread_count())
+    end = packs * (index + 1) // count * _PACK
+    for begin in range(packs * index // count * _PACK, end, _BLOCK_ROWS):
         for column in range(0, work[5], _BLOCK_COLUMNS):
             _packs(work, begin, min(begin + _BLOCK_ROWS, end), 0, column, min(_BLOCK_COLUMNS, work[5] - column))
 
 
 def packed(integers: torch.Tensor) -> torch.Tensor:
-    """Weights, int8, shape (outputs, inputs), as `multiply` takes them: (packs, inputs / LANES, rows of a pack, LANES).
+    """Pack int8 weights, shape (outputs, inputs), for `multiply`: (packs, inputs / LANES, rows of a pack, LANES).
 
-    Raises ValueError if the inputs are no multiple of LANES.
+    Raises ValueError if the number of inputs is no multiple of LANES.
     """
     outputs, inputs = integers.shape
     if inputs % LANES:
@@ -134,16 +134,16 @@ def packed(integers: torch.Tensor) -> torch.Tensor:
 
 
 def multiply(tokens: torch.Tensor, weights: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Multiply tokens by a matrix of integers; the result is float32, shape (tokens, outputs).
+    """Multiply tokens by int8 weights; returns float32, shape (tokens, outputs).
 
     Args:
         tokens: float32, shape (tokens, inputs).
-        weights: As of `packed`.
-        scale: Of each output: float32, shape (outputs,).
+        weights: Int8, as `packed` returns them.
+        scale: Per output: float32, shape (outputs,).
     """
     tokens = tokens.contiguous()
     out = torch.empty(tokens.shape[0], scale.shape[0])
-    places = [each.data_ptr() for each in (weights, scale, tokens, out)]
-    work = (ctypes.c_int64 * _FIELDS)(*places, scale.shape[0], tokens.shape[1], tokens.shape[0])
+    addresses = [tensor.data_ptr() for tensor in (weights, scale, tokens, out)]
+    work = (ctypes.c_int64 * _FIELDS)(*addresses, scale.shape[0], tokens.shape[1], tokens.shape[0])
     parallel_for(_share, work)
     return out

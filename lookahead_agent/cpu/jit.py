@@ -1,6 +1,6 @@
-"""Machine code for the processor that it runs on, by llvmlite and numba, so that nobody needs a compiler.
+"""Compiles machine code for this processor with llvmlite and numba, so that users need no compiler.
 
-It runs on the threads of PyTorch's OpenMP, which vLLM binds to the engine's cores; a pool of its own would fight them.
+It runs on PyTorch's OpenMP threads, which vLLM binds to the engine's cores; a second pool would compete with them.
 """
 
 import ctypes
@@ -10,24 +10,24 @@ import llvmlite.binding
 from llvmlite import ir
 from numba import cfunc, types
 
-_OF_INTEGERS = types.void(types.CPointer(types.int64))  # a function of an array of integers
+_KERNEL = types.void(types.CPointer(types.int64))  # signature of a function of a work array of integers
 
 _openmp = ctypes.CDLL(None)
 for _name in ("omp_get_thread_num", "omp_get_num_threads"):
     llvmlite.binding.add_symbol(_name, ctypes.cast(getattr(_openmp, _name), ctypes.c_void_p).value)
-thread = types.ExternalFunction("omp_get_thread_num", types.int32())  # which of the threads that share a work this is
-threads = types.ExternalFunction("omp_get_num_threads", types.int32())  # how many share it
+thread_index = types.ExternalFunction("omp_get_thread_num", types.int32())  # of the calling thread in its team
+thread_count = types.ExternalFunction("omp_get_num_threads", types.int32())  # of the team
 _parallel = _openmp.GOMP_parallel
 _parallel.argtypes, _parallel.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
 
 
 def parallel_for(function: Any, work: Any) -> None:
-    """Run what `compiled` gave on all threads at once, and wait for it."""
+    """Run a function from `compiled` on all threads at once, and wait for them."""
     _parallel(function.address, work, 0, 0)
 
 
-def compiled(function: Any, signature: Any = _OF_INTEGERS) -> Any:
-    """Machine code of a function, kept for later processes where it may be written anywhere."""
+def compiled(function: Any, signature: Any = _KERNEL) -> Any:
+    """Compile a function to machine code, cached on disk for later processes if numba finds a writable folder."""
     try:
         return cfunc(signature, cache=True)(function)
     except RuntimeError as error:
@@ -37,6 +37,6 @@ def compiled(function: Any, signature: Any = _OF_INTEGERS) -> Any:
 
 
 def pointer(builder: Any, base: Any, offset: Any, kind: Any, size: int) -> Any:
-    """The place that is `offset` things of `size` bytes after an address."""
-    moved = builder.add(base, builder.mul(offset, ir.Constant(base.type, size)))
-    return builder.inttoptr(moved, kind.as_pointer())
+    """The pointer to the element that is `offset` elements of `size` bytes after an address."""
+    address = builder.add(base, builder.mul(offset, ir.Constant(base.type, size)))
+    return builder.inttoptr(address, kind.as_pointer())

@@ -1,12 +1,12 @@
-"""A draft model on the target's cores that pauses while many replies are written.
+"""A draft model on the target's cores that pauses while many replies are generated.
 
-vLLM's `num_speculative_tokens_per_batch_size` may say 0; its draft then reads on all the same, as long as it does not
-miss a token. Measured on two shared cores, against one draft token for each reply, two runs each: eight replies at once
-take 3.7 and 4.5 s with a draft that pauses, and 4.7 and 6.1 s without; sixteen take 6.7 and 7.8 s, and 10.2 and 10.3 s.
+vLLM's `num_speculative_tokens_per_batch_size` may be 0 for a batch size, but its draft still reads every token then.
+Measured on two shared cores in two runs, against one draft token per reply. Eight concurrent replies take 3.7 and 4.5 s
+with a draft that pauses, 4.7 and 6.1 s without. Sixteen take 6.7 and 7.8 s with it, 10.2 and 10.3 s without.
 
-A draft that pauses reads nothing, and does not catch up: `DraftMemory` keeps in mind which blocks of vLLM's memory it
-has missed, and replies that rest on such a block get no draft tokens. Draft tokens change no reply, but how many there
-are decides which random numbers a sampled reply takes: one with a seed gets none.
+A paused draft reads nothing, and does not catch up. `DraftMemory` records the blocks of vLLM's KV cache that it has
+missed; replies that use such a block get no draft tokens. Draft tokens change no reply, but their number decides which
+random numbers a sampled reply consumes, so replies with a seed get none.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,34 +19,34 @@ from lookahead_agent.cpu import NO_DRAFT
 
 
 class DraftMemory:
-    """Which blocks of so many tokens hold some that the draft has not read."""
+    """Tracks the KV cache blocks, of `block_size` tokens, with tokens that the draft has not read."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._missed: set[int] = set()
 
     def write(self, slots: npt.NDArray[np.int64], *, read: bool) -> None:
-        """Take in the slots of a pass, shape (tokens,), those of a block in order, and whether the draft read them."""
+        """Record a pass's slots, shape (tokens,), in order within a block, and whether the draft read them."""
         if read and self.whole:
             return
         blocks = slots // self._block_size
-        # A block's earlier content is gone with its first token.
+        # A write to a block's first slot replaces the block's earlier content.
         self._missed.difference_update(blocks[slots % self._block_size == 0].tolist())
         if not read:
             self._missed.update(blocks.tolist())
 
     @property
     def whole(self) -> bool:
-        """Whether the draft has read all that is in any block."""
+        """Whether the draft has read every token of every block."""
         return not self._missed
 
     def knows(self, blocks: Iterable[int]) -> bool:
-        """Whether the draft has read all that is in these blocks."""
+        """Whether the draft has read every token of these blocks."""
         return self._missed.isdisjoint(blocks)
 
 
 def replace_proposals() -> None:
-    """Have vLLM's model runner pause a draft model where its schedule says no draft tokens."""
+    """Patch vLLM's model runner: a draft model pauses where its schedule has no draft tokens."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     GPUModelRunner.propose_draft_token_ids = _pausing(GPUModelRunner.propose_draft_token_ids)
@@ -54,22 +54,22 @@ def replace_proposals() -> None:
 
 
 def _pausing(propose: Callable[..., Any]) -> Callable[..., Any]:
-    def propose_or_pause(runner: Any, scheduled: Any, *given: Any, **named: Any) -> Any:
+    def propose_or_pause(runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         import torch
 
         schedule = runner.speculative_config.num_speculative_tokens_per_batch_size or ()
         if not runner.speculative_config.uses_draft_model() or all(tokens for _, _, tokens in schedule):
-            return propose(runner, scheduled, *given, **named)
+            return propose(runner, scheduler_output, *args, **kwargs)
         table = runner.input_batch.block_table[0]
         if (memory := getattr(runner, "lookahead_draft_memory", None)) is None:
             memory = runner.lookahead_draft_memory = DraftMemory(table.block_size)
         replies = runner.input_batch.req_ids
-        excluded = runner.lookahead_excluded = _without_draft_tokens(runner, memory)
-        reads = scheduled.num_spec_tokens_to_schedule > 0 and len(excluded) < len(replies)
-        memory.write(table.slot_mapping.gpu[: scheduled.total_num_scheduled_tokens].numpy(), read=reads)
+        excluded = runner.lookahead_excluded = _excluded_replies(runner, memory)
+        reads = scheduler_output.num_spec_tokens_to_schedule > 0 and len(excluded) < len(replies)
+        memory.write(table.slot_mapping.gpu[: scheduler_output.total_num_scheduled_tokens].numpy(), read=reads)
         if not reads:
             return torch.zeros((len(replies), 0), dtype=torch.int32)
-        return propose(runner, scheduled, *given, **named)
+        return propose(runner, scheduler_output, *args, **kwargs)
 
     return propose_or_pause
 
@@ -87,14 +87,14 @@ def _without_excluded(take: Callable[..., Any]) -> Callable[..., Any]:
     return take_draft_tokens
 
 
-def _without_draft_tokens(runner: Any, memory: DraftMemory) -> set[str]:
-    """The replies of a pass with a seed, or to be written without the draft, or with tokens that it has not read."""
+def _excluded_replies(runner: Any, memory: DraftMemory) -> set[str]:
+    """The replies of a pass that get no draft tokens: with a seed, `NO_DRAFT`, or tokens the draft has not read."""
     batch, table, excluded = runner.input_batch, runner.input_batch.block_table[0], set()
     for index, reply in enumerate(batch.req_ids):
         params = runner.requests[reply].sampling_params
-        asked = params is not None and NO_DRAFT in (params.extra_args or {})
+        opted_out = params is not None and NO_DRAFT in (params.extra_args or {})
         blocks = -(-int(batch.num_computed_tokens_cpu[index]) // table.block_size)
-        whole = memory.whole or memory.knows(table.block_table.np[index, :blocks].tolist())
-        if asked or not whole or index in batch.generators:
+        known = memory.whole or memory.knows(table.block_table.np[index, :blocks].tolist())
+        if opted_out or not known or index in batch.generators:
             excluded.add(reply)
     return excluded

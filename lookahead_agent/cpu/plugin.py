@@ -1,7 +1,7 @@
-"""The entry point of vLLM's plugins (`vllm.general_plugins`): what this library's engines on CPUs add to vLLM.
+"""The entry point for vLLM (`vllm.general_plugins`): installs this library's additions in its engines on CPUs.
 
-vLLM calls it in each of its processes, also in those of other programs in the same environment: only the engines of
-this library set the variable without which it does nothing.
+vLLM calls it in each of its processes, also in those of other programs in the same environment. Only this library's
+engines set `VARIABLE`, without which it does nothing.
 """
 
 import gc
@@ -11,12 +11,12 @@ from functools import cache, partial
 
 from lookahead_agent.cpu import VARIABLE
 
-_NAP = 0.0005  # seconds that vLLM's processes sleep while they wait for each other
+_POLL_INTERVAL = 0.0005  # seconds between polls while vLLM's processes wait for each other
 
 
 @cache
 def load() -> None:
-    """Add everything to a process of vLLM that one of this library's engines has started on a CPU."""
+    """Install all additions in a vLLM process that one of this library's engines started on a CPU."""
     if os.environ.get(VARIABLE) != "1":
         return
     register_names()
@@ -27,13 +27,13 @@ def load() -> None:
     operations.replace_activation()
     sampling.replace_sampling()
     pausing_draft.replace_proposals()
-    # vLLM's engine core looks for its worker's answer without pause, which takes a core from a worker that uses all.
-    # (Its way of waiting for longer pauses, by a message, loses messages when it is used at once.)
-    shm_broadcast.sched_yield = partial(time.sleep, _NAP)
-    # Or vLLM's processes would look through all that they have imported once more when they end.
+    # vLLM's engine core polls for its worker's answer in a busy loop, which takes a core from a worker that uses all.
+    # (Its idle mode, which waits for a message, loses messages if it is entered at once.)
+    shm_broadcast.sched_yield = partial(time.sleep, _POLL_INTERVAL)
+    # Otherwise garbage collection would scan everything imported once more when vLLM's processes exit.
     gc.unfreeze = lambda: None
 
 
 def register_names() -> None:
-    """Make the quantizations and the operations known to vLLM, which checks an engine's arguments by their names."""
+    """Register quantizations and operations in vLLM, which validates an engine's arguments by their names."""
     from lookahead_agent.cpu import int8, operations  # noqa: F401

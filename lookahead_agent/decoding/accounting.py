@@ -1,4 +1,4 @@
-"""The tokens and the time of a reply, by use."""
+"""Token counts and timings of one reply."""
 
 import time
 from collections.abc import Callable
@@ -7,34 +7,34 @@ from dataclasses import dataclass, field, fields
 
 @dataclass
 class TokenCounts:
-    """Tokens that one engine generated for a reply, by what became of them."""
+    """Tokens that one engine generated for a reply, by outcome."""
 
     committed: int = 0  # part of the reply
-    rejected: int = 0  # in steps that were complete and not used
-    aborted: int = 0  # in steps that were stopped before they were complete
-    speculative: int = 0  # written only as draft tokens for the target, in no step
+    rejected: int = 0  # in complete steps that were dropped
+    aborted: int = 0  # in steps that were stopped before they were decided, or in none yet
+    speculative: int = 0  # in no step: written only as draft tokens for a target with a shared draft
 
     @property
     def generated(self) -> int:
-        """All of them."""
+        """The total of the four counts."""
         return self.committed + self.rejected + self.aborted + self.speculative
 
     def add(self, other: "TokenCounts") -> None:
-        """Add the tokens of another request."""
-        for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+        """Add the counts of another request."""
+        for count in fields(self):
+            setattr(self, count.name, getattr(self, count.name) + getattr(other, count.name))
 
 
 @dataclass
 class PromptCounts:
     """The prompt of an engine's first request for a reply, in tokens."""
 
-    total: int = 0  # 0: the engine was asked nothing
-    cached: int | None = 0  # of these from its prefix cache; None: it does not tell
+    total: int = 0  # 0: the engine had no request
+    cached: int | None = 0  # tokens from the prefix cache; None: the engine does not report them
 
 
 class BusyClock:
-    """Measures how long at least one piece of work was under way; the clock `within` runs while this one does."""
+    """Measures the time in which at least one job was running; the clock `within` runs whenever this one does."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic, within: "BusyClock | None" = None) -> None:
         self._now = now
@@ -43,7 +43,7 @@ class BusyClock:
         self._since = 0.0
         self._total = 0.0
 
-    # Not by `contextlib`: it is entered for every token, and a generator takes several times as long.
+    # Not `contextlib.contextmanager`: entering a generator takes several times as long.
     def __enter__(self) -> None:
         if self._running == 0:
             self._since = self._now()
@@ -60,19 +60,19 @@ class BusyClock:
 
     @property
     def seconds(self) -> float:
-        """Time counted so far, in seconds."""
+        """The measured time so far, in seconds."""
         return self._total + (self._now() - self._since if self._running else 0.0)
 
 
 class ReplyClock:
-    """Measures a reply, and the parts of it in which draft, target and verifier had work."""
+    """Measures a reply's time, and the parts in which the draft, the target and the verifier were busy."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._clock = now
         self._started = now()
         self._any = BusyClock(now)
         self.draft, self.target, self.verifier = (BusyClock(now, self._any) for _ in range(3))
-        self.prompt: float | None = None  # when the target had read the prompt, in seconds since the reply began
+        self.prompt: float | None = None  # time of the target's first token, in seconds since the reply began
         self._draft_prompt: float | None = None
 
     def now(self) -> float:
@@ -80,12 +80,12 @@ class ReplyClock:
         return self._clock() - self._started
 
     def draft_writes(self) -> None:
-        """The draft has written a token; until its first one, all of its work was its prompt's."""
+        """Record a draft token; the draft's time before the first one counts as prefill."""
         if self._draft_prompt is None:
             self._draft_prompt = self.draft.seconds
 
     def seconds(self) -> dict[str, float]:
-        """The figures of `ReplyReport.seconds`."""
+        """Return the values of `ReplyReport.seconds`."""
         total = self.now()
         prompt = total if self.prompt is None else self.prompt
         draft = self.draft.seconds
@@ -105,19 +105,19 @@ class ReplyClock:
 
 @dataclass
 class ReplyReport:
-    """Figures of one reply.
+    """Token counts, verdicts and timings of one reply.
 
-    `seconds` is wall-clock time: `total`, which is `prompt` (until the target's first token) and `writing`; the part in
-    which the `draft`, the `target` and the `verifier` had work (they overlap, so the parts do not add up to the total);
-    the draft's part once more as `draft_prompt` and `draft_writing`; and the part `waiting` in which none had work.
+    `seconds` holds wall-clock times. `total` is `prompt` (until the target's first token) and `writing`. `draft`,
+    `target` and `verifier` are the times in which each was busy; these overlap. `draft_prompt` and `draft_writing`
+    split the draft's time. `waiting` is the time in which none was busy.
     """
 
-    steps: int = 0  # of the reply
-    accepted: int = 0  # steps that the draft wrote
-    verifier_calls: int = 0  # draft steps that the verifier was asked about
-    judge_calls: int = 0  # questions to a language model that it took to answer
-    refuted: int = 0  # draft steps that were dropped before the target's step was complete
-    target_forward_passes: int = 0  # one gives several tokens where draft tokens are accepted
+    steps: int = 0  # committed steps
+    accepted: int = 0  # committed steps that the draft wrote
+    verifier_calls: int = 0  # draft steps that the verifier was called for
+    judge_calls: int = 0  # language model requests that the verdicts took
+    refuted: int = 0  # draft steps that were ruled out before the target's step was complete
+    target_forward_passes: int = 0  # one yields several tokens where draft tokens are accepted
     target_tokens: TokenCounts = field(default_factory=TokenCounts)
     draft_tokens: TokenCounts = field(default_factory=TokenCounts)
     target_prompt: PromptCounts = field(default_factory=PromptCounts)
@@ -126,7 +126,7 @@ class ReplyReport:
     speculation_disabled: str | None = None  # the reason, if speculation ended before the reply did
 
     def first_prompt(self, drafts: bool, tokens: int) -> PromptCounts | None:
-        """Count a prompt that an engine is given; None if the engine has had one for this reply."""
+        """Record the prompt of an engine's first request; None if the engine has had one for this reply."""
         counts = self.draft_prompt if drafts else self.target_prompt
         if counts.total:
             return None
@@ -134,33 +134,33 @@ class ReplyReport:
         return counts
 
     def add(self, other: "ReplyReport") -> None:
-        """Add the figures of a reply that went on where this one ended."""
+        """Add the figures of a reply that continued this one."""
         for name in ("steps", "accepted", "verifier_calls", "judge_calls", "refuted", "target_forward_passes"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.target_tokens.add(other.target_tokens)
         self.draft_tokens.add(other.draft_tokens)
-        if self.target_prompt.total == 0:  # the parts that follow read the same prompt again
+        if self.target_prompt.total == 0:  # later parts prefill the same prompt again
             self.target_prompt, self.draft_prompt = other.target_prompt, other.draft_prompt
         self.seconds = {name: self.seconds.get(name, 0.0) + value for name, value in other.seconds.items()}
         self.speculation_disabled = self.speculation_disabled or other.speculation_disabled
 
     def not_part_of_reply(self) -> None:
-        """Count what was committed as aborted: it was written to see how a reply would begin."""
+        """Count committed tokens as aborted: they only served to decide how the reply begins."""
         for tokens in (self.target_tokens, self.draft_tokens):
             tokens.aborted += tokens.committed
             tokens.committed = 0
         self.steps = self.accepted = 0
 
     def pace(self, tokens: int) -> float:
-        """Seconds per token after the first, which waits for the prompt; 0 for a reply of one of `tokens`."""
+        """Seconds per token after the first, which includes the prefill; 0 for a reply of fewer than two `tokens`."""
         return self.seconds["writing"] / (tokens - 1) if tokens > 1 else 0.0
 
     @property
     def acceptance_rate(self) -> float:
-        """See `acceptance_rate`."""
+        """See the function `acceptance_rate`."""
         return acceptance_rate(self.accepted, self.steps)
 
 
 def acceptance_rate(accepted: int, steps: int) -> float:
-    """Share of a reply's steps that the draft wrote (α); 0 for a reply without steps."""
+    """The acceptance rate α: the share of a reply's steps that the draft wrote; 0 for a reply without steps."""
     return accepted / steps if steps else 0.0

@@ -1,4 +1,4 @@
-"""The loop of Lookahead Reasoning: the scheduler decides, the loop carries it out, and events tell what came of it."""
+"""The loop of Lookahead Reasoning: carries out the scheduler's actions and feeds their results back as events."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ from typing import Any
 from lookahead_agent.decoding import step as steps
 from lookahead_agent.decoding.accounting import ReplyClock, ReplyReport
 from lookahead_agent.decoding.draft_follower import DraftFollower
-from lookahead_agent.decoding.prefixes import Prefixes, encodable
+from lookahead_agent.decoding.prefixes import Prefixes, without_surrogates
 from lookahead_agent.decoding.request import DecodingSettings, OnStep, Reply, ReplyRequest, StepEvent, StepEventKind
 from lookahead_agent.decoding.scheduler import LookaheadScheduler
 from lookahead_agent.decoding.step import Node, Source, Step, StepEnd
@@ -41,14 +41,14 @@ async def lookahead(
     on_text: Callable[[str], None] | None = None,
     on_step: OnStep | None = None,
 ) -> Reply:
-    """Write a reply with Lookahead Reasoning; without draft or verifier, the target alone.
+    """Generate a reply with Lookahead Reasoning; without draft or verifier, the target generates alone.
 
-    `on_text` is called with each piece of text as soon as it is certain, `on_step` with what happens to each step, both
-    in the event loop. Cancelling the task aborts every engine request that it started before it raises.
+    The event loop calls `on_text` with each piece of committed text, and `on_step` with each state change of a step.
+    Cancelling the task aborts every engine request that it started before it raises.
 
     Raises:
-        EngineError: The target failed. (A failed draft or verifier only ends the speculation.)
-        ConfigurationError: The target's engine cannot do what `request` asks of it.
+        EngineError: The target failed. (A failed draft or verifier only disables speculation.)
+        ConfigurationError: The target's engine does not support `request`.
     """
     settings = settings or DecodingSettings()
     if draft is None or verifier is None or request.sampling.structured is not None:
@@ -58,7 +58,7 @@ async def lookahead(
 
 @dataclass(eq=False)
 class _Loop:
-    """The decoding of one reply: `run` is the algorithm, and one task per job reports to its queue of events."""
+    """The decoding of one reply: `run` is the algorithm, and each job is a task that posts its event to the queue."""
 
     request: ReplyRequest
     target: Engine
@@ -91,7 +91,7 @@ class _Loop:
         self._follower = DraftFollower(draft, buffer, self._streams) if buffer is not None else None
         self._events: asyncio.Queue[steps.Event] = asyncio.Queue()
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._verdicts: dict[int, Verdict] = {}  # of draft steps that are not decided, by job
+        self._verdicts: dict[int, Verdict] = {}  # on undecided draft steps, by job
         self._invalid_request: ConfigurationError | None = None
 
     async def run(self) -> Reply:
@@ -113,11 +113,11 @@ class _Loop:
             finish_reason="length" if end is StepEnd.BUDGET else "stop",
             report=self._report,
             text_ends=tuple(committed.text_ends),
-            cut=end is not StepEnd.EOS,
+            truncated=end is not StepEnd.EOS,
         )
 
     def _carry_out(self, actions: list[steps.Action]) -> StepEnd | None:
-        """Start, verify, commit, reject and abort; the end of the last step once the reply is complete."""
+        """Carry out actions; return the end of the last step once the reply is complete."""
         end: StepEnd | None = None
         for action in actions:
             match action:
@@ -134,14 +134,14 @@ class _Loop:
                 case steps.Reject(job):
                     writer = self._decided(job)
                     writer.stream.counts.rejected += writer.generated
-                    self._tell("rejected" if writer.stream.source is Source.DRAFT else "unused", writer)
+                    self._emit_step("rejected" if writer.stream.source is Source.DRAFT else "unused", writer)
                 case steps.Abort(job):
                     self._abort(job)
                 case steps.Finish(finished):
                     end = finished
                 case steps.Fail(reason):
                     raise self._invalid_request or EngineError(f"the target model failed: {reason}")
-        for stream in self._streams.unclaimed():
+        for stream in self._streams.unclaimed_streams():
             self._retire(stream)
         return end
 
@@ -158,7 +158,7 @@ class _Loop:
         self._report.steps += 1
         self._report.accepted += drafted
         writer.stream.counts.committed += writer.generated
-        self._tell("accepted" if drafted else "committed", writer)
+        self._emit_step("accepted" if drafted else "committed", writer)
         self._prefixes.commit(node, writer.live)
 
     def _abort(self, job: int) -> None:
@@ -168,7 +168,7 @@ class _Loop:
         if job in self._streams.writers:
             writer = self._decided(job)
             writer.stream.counts.aborted += writer.generated
-            self._tell("aborted", writer)
+            self._emit_step("aborted", writer)
             self._retire(writer.stream, task)
 
     def _decided(self, job: int) -> StepWriter:
@@ -185,14 +185,14 @@ class _Loop:
     async def _write(self, writer: StepWriter) -> steps.Event:
         source = writer.stream.source
         with self._clock.draft if source is Source.DRAFT else self._clock.target:
-            async with self._streams.patience(source) as silence:
+            async with self._streams.idle_timeout(source) as idle_timeout:
                 try:
-                    return await self._read_step(writer, silence)
+                    return await self._read_step(writer, idle_timeout)
                 except asyncio.CancelledError:
-                    self._streams.given_up(source)
+                    self._streams.step_aborted(source)
                     raise
 
-    async def _read_step(self, writer: StepWriter, silence: asyncio.Timeout) -> steps.Event:
+    async def _read_step(self, writer: StepWriter, idle_timeout: asyncio.Timeout) -> steps.Event:
         stream = writer.stream
         while True:
             while stream.unread:
@@ -203,7 +203,7 @@ class _Loop:
                 if step is not None:
                     return self._written(writer, step)
                 self._refute(writer)
-            if await self._streams.read(stream, silence):
+            if await self._streams.read(stream, idle_timeout):
                 if self._follower is not None:
                     self._follower.tokens_read(writer)
             elif stream.finish_reason is None:
@@ -218,23 +218,23 @@ class _Loop:
             self._streams.draft_waited = 0.0
         writer.complete = self._prefixes.from_draft(writer.job, writer.node, step) if drafted else step
         writer.ended = self._clock.now()
-        self._tell("drafted" if drafted else "written", writer)
+        self._emit_step("drafted" if drafted else "written", writer)
         self._refute(writer)
         return steps.StepWritten(writer.job, writer.complete)
 
     def _refute(self, writer: StepWriter) -> None:
-        """See whether the target's step, as far as it is written, rules out a draft step from the same node."""
+        """Report draft steps of a node that the target's unfinished step already rules out."""
         node = writer.node
         target = self._streams.writers.get(node.target_job or 0)
         if self._early is None or node.target_job is None or target is None or target.complete or not target.generated:
             return
-        so_far: PartialStep | None = None
+        target_so_far: PartialStep | None = None
         for candidate in node.open_candidates:
             draft = self._streams.writers.get(candidate.written_by or 0)
             if draft is None or not draft.generated or candidate.rank in target.refuted:
                 continue
-            so_far = so_far or self._partial(target)
-            if self._early.refutes(self._partial(draft), so_far):
+            target_so_far = target_so_far or self._partial(target)
+            if self._early.refutes(self._partial(draft), target_so_far):
                 target.refuted |= {candidate.rank}
                 self._report.refuted += 1
                 self._events.put_nowait(steps.Refuted(node.target_job, candidate.rank))
@@ -242,8 +242,8 @@ class _Loop:
     def _partial(self, writer: StepWriter) -> PartialStep:
         if writer.complete is not None:
             return PartialStep(writer.complete.token_ids, writer.complete.text, True)
-        readable = writer.stream.source is Source.TARGET or self._prefixes.shared
-        return PartialStep(writer.segmenter.token_ids if readable else (), writer.segmenter.text, False)
+        in_target_ids = writer.stream.source is Source.TARGET or self._prefixes.shared
+        return PartialStep(writer.segmenter.token_ids if in_target_ids else (), writer.segmenter.text, False)
 
     async def _verify(self, job: int, writer: StepWriter, target: Step | None) -> steps.Event:
         started = self._clock.now()
@@ -287,7 +287,7 @@ class _Loop:
             event = steps.Failed(job, reason)
         self._events.put_nowait(event)
 
-    def _tell(self, kind: StepEventKind, writer: StepWriter) -> None:
+    def _emit_step(self, kind: StepEventKind, writer: StepWriter) -> None:
         verdict = self._verdicts.pop(writer.job, None) if kind not in ("drafted", "written") else None
         ended = writer.ended if writer.complete is not None else self._clock.now()
         self._emit(kind, writer, writer.started, ended, verdict)
@@ -296,7 +296,7 @@ class _Loop:
         self, kind: StepEventKind, writer: StepWriter, started: float, ended: float, verdict: Verdict | None
     ) -> None:
         if self.on_step is not None:
-            text = encodable((writer.complete or writer.segmenter).text)
+            text = without_surrogates((writer.complete or writer.segmenter).text)
             reason, score = (verdict.reason, verdict.score) if verdict is not None else (None, None)
             source = writer.stream.source
             event = StepEvent(kind, source.value, writer.node.position, text, started, ended, reason, score)
@@ -306,17 +306,17 @@ class _Loop:
         cleaning = asyncio.get_running_loop().create_task(self._clean())
         try:
             await asyncio.shield(cleaning)
-        except asyncio.CancelledError:  # cancelled again: the engine's requests must still be aborted first
+        except asyncio.CancelledError:  # cancelled again: abort the engine requests first
             await cleaning
             raise
 
     async def _clean(self) -> None:
-        """End every job and every engine request, and count what they had written."""
+        """Cancel every job, abort every engine request and count their tokens."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         if self._follower is not None:
             await self._follower.close()
         for writer in self._streams.writers.values():
-            self._tell("aborted", writer)
+            self._emit_step("aborted", writer)
         await self._streams.close()

@@ -1,4 +1,4 @@
-"""The reply as far as it is written: its committed text, and the prefix that ends with any undecided step."""
+"""The reply so far: its committed text, and the prefix up to each undecided step."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,26 +12,26 @@ from lookahead_agent.errors import EngineError
 
 @dataclass(eq=False)
 class ReplyText:
-    """Collects committed tokens and passes their text on, up to where a stop string of the answer may begin."""
+    """Collects committed tokens and streams their text, except an end in which a stop string may begin."""
 
     tokenizer: Tokenizer
     prompt_ids: Sequence[int]
     stop: tuple[str, ...]
     on_text: Callable[[str], None]
-    thinking: ThinkingState = field(default_factory=ThinkingState)  # where the waiting text begins
+    thinking: ThinkingState = field(default_factory=ThinkingState)  # state where the pending text begins
     token_ids: list[int] = field(default_factory=list)
     text_ends: list[int] = field(default_factory=list)  # Length of the text after each token
 
     def __post_init__(self) -> None:
         self._stream = self.tokenizer.stream(self.prompt_ids)
         self._held = max((len(text) for text in self.stop), default=1) - 1
-        self._pieces: list[str] = []  # joined when the text is asked for: adding to it would copy all of it each time
-        self._waiting = ""  # committed and not passed on: a stop string would begin in it
+        self._pieces: list[str] = []  # joined on demand: appending to one string would copy the reply for each token
+        self._pending = ""  # committed and not passed on: a stop string may begin in it
         self._length = self._passed_on = 0
 
     @property
     def text(self) -> str:
-        """Everything committed, a stop string included."""
+        """The committed text, with a stop string if one was written."""
         if len(self._pieces) > 1:
             self._pieces = ["".join(self._pieces)]
         return self._pieces[0] if self._pieces else ""
@@ -42,84 +42,84 @@ class ReplyText:
             self.token_ids.append(token_id)
             self._add(self._stream.push(token_id))
             self.text_ends.append(self._length)
-        self._pass_on(min(self._end(), len(self._waiting) - self._held))
+        self._pass_on(min(self._end(), len(self._pending) - self._held))
 
     def finish(self) -> str:
-        """Pass on what was held back and return the whole text, cut before a stop string."""
+        """Pass on the pending text and return the whole text, truncated before a stop string."""
         self._add(self._stream.flush())
         self._pass_on(self._end())
         return self.text[: self._passed_on]
 
     def _add(self, text: str) -> None:
-        text = encodable(text)
+        text = without_surrogates(text)
         self._pieces.append(text)
         self._length += len(text)
-        self._waiting += text
+        self._pending += text
 
     def _end(self) -> int:
-        """The end of the waiting text, or of its part before a stop string."""
-        found = (self.thinking.find(self._waiting, stop) for stop in self.stop)
-        return min((at for at in found if at >= 0), default=len(self._waiting))
+        """The length of the pending text, or of its part before a stop string."""
+        found = (self.thinking.find(self._pending, stop) for stop in self.stop)
+        return min((at for at in found if at >= 0), default=len(self._pending))
 
     def _pass_on(self, end: int) -> None:
         if end > 0:
-            self.on_text(self._waiting[:end])
+            self.on_text(self._pending[:end])
             if self.stop:
-                self.thinking = self.thinking.then(self._waiting[:end])
-            self._waiting = self._waiting[end:]
+                self.thinking = self.thinking.then(self._pending[:end])
+            self._pending = self._pending[end:]
             self._passed_on += end
 
 
-def encodable(text: str) -> str:
-    """Text without half surrogate pairs, which neither UTF-8 nor clients' JSON readers can carry."""
+def without_surrogates(text: str) -> str:
+    """The text without lone surrogates, which neither UTF-8 nor clients' JSON parsers accept."""
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class Prefixes:
-    """Prompt and reply up to any node that is not dropped, as ids, or as text for models of two tokenizers."""
+    """Prompt and reply up to any node that is not dropped: as each model's token ids, or as text."""
 
     def __init__(
         self, request: ReplyRequest, target: Tokenizer, draft: Tokenizer, on_text: Callable[[str], None]
     ) -> None:
-        self.shared = target.fingerprint == draft.fingerprint  # whether draft and target have the same tokens
+        self.shared = target.fingerprint == draft.fingerprint  # whether draft and target have one vocabulary
         self._target = target
         self._draft = draft
         tags, prompt_end = request.regions.thinking, target.decode(request.prompt_ids[-PROMPT_TAIL:])
         thinking = ThinkingState(tags, tags is not None and tags.opened_by(prompt_end))
         self.awaits_thinking = request.regions.begins_outside_thinking(prompt_end)
-        """Whether the reply begins where only the target may write, before its thinking."""
+        """Whether the reply begins before its thinking, in text that only the target may write."""
         self.committed = ReplyText(target, request.prompt_ids, request.sampling.stop, on_text, thinking)
         self._max_tokens = request.sampling.max_tokens
-        # Prompt and committed tokens as each model reads them: of one vocabulary, both read the same.
+        # Prompt and committed tokens in each model's vocabulary; with one vocabulary, the two share them.
         translated = request.prompt_ids if self.shared else request.draft_prompt_ids or request.prompt_ids
         self._prompts = {Source.TARGET: request.prompt_ids, Source.DRAFT: translated}
         ids = self.committed.token_ids
         self._replies: dict[Source, list[int]] = {Source.TARGET: ids, Source.DRAFT: ids if self.shared else []}
-        self._draft_ids: dict[int, tuple[int, ...]] = {}  # the same of undecided steps, by job
+        self._draft_ids: dict[int, tuple[int, ...]] = {}  # undecided steps in the draft's vocabulary, by job
         # A marker or stop string may begin this many characters before the step that completes it.
         markers = (*request.sampling.stop, *request.regions.action_markers, *((tags.open, tags.close) if tags else ()))
-        self._context = PrefixContext(max(map(len, markers), default=0), thinking=thinking)  # up to the front
-        self._contexts: dict[int, PrefixContext] = {}  # up to undecided steps, by job
+        self._context = PrefixContext(max(map(len, markers), default=0), thinking=thinking)  # at the front
+        self._contexts: dict[int, PrefixContext] = {}  # after undecided steps, by job
 
     def ids(self, node: Node, source: Source) -> list[int]:
-        """Prompt and reply up to a node, in the vocabulary of one of the models."""
+        """The token ids of prompt and reply up to a node, in one model's vocabulary."""
         ids = [*self._prompts[source], *self._replies[source]]
-        for each in _undecided(node):
-            ids.extend(self._ids_of(each, source))
+        for undecided in _undecided(node):
+            ids.extend(self._ids_of(undecided, source))
         return ids
 
     def reply_length(self, node: Node, source: Source = Source.TARGET) -> int:
-        """Tokens of the reply up to a node."""
-        return len(self._replies[source]) + sum(len(self._ids_of(each, source)) for each in _undecided(node))
+        """The reply's length up to a node, in one model's tokens."""
+        return len(self._replies[source]) + sum(len(self._ids_of(undecided, source)) for undecided in _undecided(node))
 
     def text(self, node: Node) -> str:
         """The reply's text up to a node."""
-        return self.committed.text + "".join(each.step.text for each in _undecided(node) if each.step is not None)
+        return self.committed.text + "".join(part.step.text for part in _undecided(node) if part.step is not None)
 
     def context(self, node: Node) -> PrefixContext:
-        """The context in which the step after a node is cut."""
+        """The context that decides where the step after a node ends."""
         if node.parent is None or node.step is None:
             return self._context
         if node.job not in self._contexts:
@@ -127,14 +127,14 @@ class Prefixes:
         return self._contexts[node.job]
 
     def from_draft(self, job: int, node: Node, step: Step) -> Step:
-        """The step that a job of the draft wrote after a node, in the target's tokens."""
+        """Convert the step that a draft job wrote after a node to the target's tokens."""
         if not step.token_ids:
             raise EngineError("the draft model ended a step without writing anything")
         if self.shared:
             if max(step.token_ids) >= self._target.size or min(step.token_ids) < 0:
                 raise EngineError("the draft model wrote a token that is not in the vocabulary")
             return step
-        self._draft_ids[job] = step.token_ids  # when the draft reads its own step again, it reads these
+        self._draft_ids[job] = step.token_ids  # the draft reads its own step as these tokens
         ids = self._target.encode(step.text)
         if step.end is StepEnd.EOS:
             ids.append(min(self._target.eos_ids))
@@ -142,7 +142,7 @@ class Prefixes:
         return replace(step, token_ids=tuple(ids), end=StepEnd.BUDGET if len(ids) >= budget else step.end)
 
     def commit(self, node: Node, live: bool) -> None:
-        """The last step of a node is part of the reply; the tokens of a live one have been committed."""
+        """Add the last step of a node to the reply; the tokens of a live step are committed already."""
         assert node.step is not None
         if not self.shared:
             self._replies[Source.DRAFT].extend(self._ids_of(node, Source.DRAFT))
@@ -152,7 +152,7 @@ class Prefixes:
             self.committed.commit(node.step.token_ids)
 
     def forget(self, job: int) -> None:
-        """The step of a job is decided: no step begins after it unless it is the front."""
+        """Drop the cached data of a decided step: later steps follow it only if it is the front."""
         self._draft_ids.pop(job, None)
         self._contexts.pop(job, None)
 

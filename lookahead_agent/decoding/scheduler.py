@@ -1,7 +1,7 @@
 """The decisions of Lookahead Reasoning (arXiv 2506.19830, section 3.1), without I/O: events in, actions out.
 
-A *node* is a prefix of the reply, and the root is what is committed (the front). Every event decides nodes, commits
-decided steps in order, and fills what is free; docs/explanation/decoder.md explains each, and what the paper lacks.
+A *node* is a prefix of the reply, and the root is the committed prefix. Each event decides nodes, commits decided steps
+in order and starts free jobs. docs/explanation/decoder.md explains these phases and the additions to the paper.
 """
 
 import heapq
@@ -12,15 +12,15 @@ from typing import Literal
 from lookahead_agent.decoding import step as steps
 from lookahead_agent.decoding.step import Candidate, Node, Source, StepEnd, comparable, usable
 
-_Phase = Literal["drafting", "writing", "judging"]  # of a synchronous round
+_Phase = Literal["drafting", "writing", "judging"]  # of a round in the synchronous variant
 
 
 @dataclass
 class LookaheadScheduler:
-    """The state of one reply.
+    """The decoding state of one reply.
 
-    Feed `start()` and then every event to `handle()`, and carry out the returned actions in their order. Events of
-    jobs that were aborted meanwhile may still be fed; they are ignored.
+    The caller runs `start()`, passes every event to `handle()`, and carries out the returned actions in order. Late
+    events of aborted jobs are ignored.
     """
 
     depth: int
@@ -31,27 +31,27 @@ class LookaheadScheduler:
     awaits_thinking: bool = False
     front: Node = field(default_factory=lambda: Node(position=0))
     finished: bool = False
-    speculation_disabled: str | None = None  # the reason of the failure that turned speculation off
+    speculation_disabled: str | None = None  # the failure that disabled speculation
 
     def __post_init__(self) -> None:
         self._speculating = self.depth > 0 and not self.awaits_thinking
         self._next_job = 0
         self._phase: _Phase = "drafting"
-        # By job the node after which it writes, and the candidate that it writes or verifies.
+        # By job: the node whose next step it writes or verifies, and the candidate (None: the target's step).
         self._jobs: dict[int, tuple[Node, Candidate | None]] = {}
 
     def start(self) -> list[steps.Action]:
-        """The first actions."""
+        """Return the first actions."""
         return self._advance([])
 
     def handle(self, event: steps.Event) -> list[steps.Action]:
-        """Take one event into account and return what is to be done."""
+        """Update the state with one event and return the actions that follow."""
         if self.finished or event.job not in self._jobs:
             return []
         actions: list[steps.Action] = []
         if isinstance(event, steps.Refuted):
             node, _ = self._jobs[event.job]
-            self._refuse(node.candidates[event.rank], actions)
+            self._reject(node.candidates[event.rank], actions)
             return self._advance(actions)
         node, candidate = self._jobs.pop(event.job)
         match event:
@@ -60,30 +60,30 @@ class LookaheadScheduler:
                 node.target = Node(node.position + 1, node, Source.TARGET, step, number)
             case steps.StepWritten(number, step) if candidate is not None and candidate.node is None:
                 candidate.job = None
-                others = [other.node.step for other in node.open_candidates if other.node is not None]
+                siblings = [other.node.step for other in node.open_candidates if other.node is not None]
                 candidate.node = Node(node.position + 1, node, Source.DRAFT, step, number, candidate.rank)
-                # A draft that ends the reply without text has nothing that could be judged alone.
-                silent = self.draft_first and not step.text.strip()
-                # One with the tokens of another can gain nothing.
-                twice = any(other is not None and other.token_ids == step.token_ids for other in others)
-                if not usable(step) or silent or twice:
-                    self._refuse(candidate, actions)
+                # Without a target step to compare, an empty draft step has nothing to judge.
+                empty = self.draft_first and not step.text.strip()
+                # A candidate with the tokens of another one gains nothing.
+                duplicate = any(other is not None and other.token_ids == step.token_ids for other in siblings)
+                if not usable(step) or empty or duplicate:
+                    self._reject(candidate, actions)
             case steps.Judged(_, accepted) if candidate is not None and candidate.node is not None:
                 candidate.verify_job = None
                 candidate.accepted = accepted
             case steps.Failed(_, reason) if candidate is None:
                 self.finished = True
                 return [*(steps.Abort(other) for other in self._jobs), steps.Fail(reason)]
-            case steps.Failed(_, reason):  # nothing is left but the target's own steps from the front
+            case steps.Failed(_, reason):  # draft or verifier: from the front on, only the target writes
                 self._speculating, self.speculation_disabled, self.front.closed = False, reason, True
                 for other in self.front.open_candidates:
-                    self._refuse(other, actions)
+                    self._reject(other, actions)
             case _:
                 raise ValueError(f"{event} does not fit its job")
         return self._advance(actions)
 
     def nodes(self) -> Iterator[Node]:
-        """The front and what may follow it, nearest first, up to `depth` steps; rank r counts as r steps farther."""
+        """Yield the front and the nodes expected within `depth` steps, nearest first; rank r adds r to the distance."""
         order = 0
         heap = [(0, order, self.front)]
         while heap:
@@ -116,19 +116,19 @@ class LookaheadScheduler:
             if accepted is not None:
                 self._choose(node, accepted, actions)
             else:
-                self._refuse_hopeless(node, actions)
+                self._reject_hopeless(node, actions)
                 if node.target is not None and not node.open_candidates:
                     self._choose(node, node.target, actions)
         for child in node.expected:
             self._decide(child, actions)
 
-    def _refuse_hopeless(self, node: Node, actions: list[steps.Action]) -> None:
+    def _reject_hopeless(self, node: Node, actions: list[steps.Action]) -> None:
         target = node.target.step if node.target is not None else None
         for candidate in node.open_candidates:
             draft = candidate.node.step if candidate.node is not None else None
             hopeless = target is not None and (draft is None or not comparable(draft, target))
             if hopeless or candidate.accepted is False:
-                self._refuse(candidate, actions)
+                self._reject(candidate, actions)
 
     def _choose(self, node: Node, chosen: Node, actions: list[steps.Action]) -> None:
         node.chosen = chosen
@@ -138,8 +138,8 @@ class LookaheadScheduler:
         for candidate in node.candidates:
             if candidate.node is chosen:
                 self._abort(candidate.verify_job, actions)
-            elif not candidate.refused:
-                self._refuse(candidate, actions)
+            elif not candidate.rejected:
+                self._reject(candidate, actions)
         node.target = node.target_job = None
         node.candidates = []
 
@@ -172,9 +172,9 @@ class LookaheadScheduler:
                 self._start_target(node, actions)
             if self._speculating:
                 self._start_verifiers(node, actions)
-        own = self.front.target
-        if self.hedge and own is not None and not own.ends_reply:
-            self._start_target(own, actions)
+        target = self.front.target
+        if self.hedge and target is not None and not target.ends_reply:
+            self._start_target(target, actions)
 
     def _start_target(self, node: Node, actions: list[steps.Action]) -> None:
         if node.target is None and node.target_job is None:
@@ -203,11 +203,11 @@ class LookaheadScheduler:
         return self.synchronous and self._speculating
 
     def _round(self, actions: list[steps.Action]) -> bool:
-        """Go on with a round; True once everything in it is written and judged."""
+        """Advance the round of the synchronous variant; True once all its steps are written and judged."""
         nodes = [node for node in self.nodes() if node.chosen is None][: self.depth * self.width]
         if self._phase == "drafting":
             for node in nodes:
-                # The last draft steps are only compared, so they are written while the target's are.
+                # No target step follows the last draft step, so both models write in parallel there.
                 if node.position - self.front.position + 1 < self.depth:
                     self._start_drafts(node, actions)
             if self._jobs:
@@ -221,20 +221,20 @@ class LookaheadScheduler:
         if self._phase == "writing":
             self._phase = "judging"
             for node in nodes:
-                self._refuse_hopeless(node, actions)
+                self._reject_hopeless(node, actions)
                 self._start_verifiers(node, actions)
         if self._jobs:
             return False
         self._phase = "drafting"
         return True
 
-    # What is dropped
+    # Rejections and aborts
 
-    def _refuse(self, candidate: Candidate, actions: list[steps.Action]) -> None:
-        """Drop a candidate and what was written after it, for good."""
-        if candidate.refused:
+    def _reject(self, candidate: Candidate, actions: list[steps.Action]) -> None:
+        """Reject a candidate for good: abort its jobs, and drop its step with everything written after it."""
+        if candidate.rejected:
             return
-        candidate.refused = True
+        candidate.rejected = True
         self._abort(candidate.job, actions)
         self._abort(candidate.verify_job, actions)
         if candidate.node is not None:
@@ -248,7 +248,7 @@ class LookaheadScheduler:
     def _drop_below(self, node: Node, actions: list[steps.Action]) -> None:
         self._abort(node.target_job, actions)
         for candidate in node.candidates:
-            self._refuse(candidate, actions)
+            self._reject(candidate, actions)
         for child in (node.target, node.chosen):
             if child is not None:
                 self._drop(child, actions)

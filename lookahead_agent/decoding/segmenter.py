@@ -1,4 +1,4 @@
-"""Cuts a stream of tokens into reasoning steps."""
+"""Splits a stream of tokens into reasoning steps."""
 
 import re
 from collections.abc import Collection
@@ -9,7 +9,7 @@ from lookahead_agent.delimiters import delimiter_finder, too_slow
 from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.engines.tokenizer import TextStream
 
-# Blocks that a step must not be cut in, since they may contain blank lines: fenced code and LaTeX displays.
+# Blocks in which no delimiter counts, since they may contain blank lines: fenced code and LaTeX displays.
 _MARKS = re.compile(
     r"^[ \t]*(?P<fence>`{3,}|~{3,})|(?P<display>\\\[|\\\]|\$\$)|\\(?P<side>begin|end)\{(?P<name>\w+\*?)\}", re.MULTILINE
 )
@@ -18,20 +18,20 @@ _CLOSES = {"\\[": "\\]", "$$": "$$"}
 
 @dataclass(frozen=True)
 class Segmentation:
-    """The rules by which a step ends; its delimiter counts after other text, outside of code and LaTeX blocks."""
+    """The rules that end a step. The delimiter counts only after other text, outside code and LaTeX blocks."""
 
     delimiter: str | re.Pattern[str] | None = "\n\n"  # None: no text ends a step
     max_step_tokens: int = 256
-    step_tokens: int | None = None  # of every step, whatever its text, within the reply's budget; None: text decides
-    action_markers: tuple[str, ...] = ()  # that open an action region
-    thinking_marker: str | None = None  # tag that opens the thinking, where a reply has not begun to think yet
-    boundary: str | None = None  # text that ends a step wherever it is, such as the tag that closes the thinking
+    step_tokens: int | None = None  # fixed step length, within the reply's budget; None: text ends steps
+    action_markers: tuple[str, ...] = ()  # texts that open an action region
+    thinking_marker: str | None = None  # tag that opens the thinking, while the reply waits for it
+    boundary: str | None = None  # text that ends a step anywhere, such as the tag that closes the thinking
     stop: tuple[str, ...] = ()  # the request's stop strings
-    eos_ids: Collection[int] = ()  # that end the reply
+    eos_ids: Collection[int] = ()  # tokens that end the reply
 
 
 def open_block(text: str, inside: str | None = None) -> str | None:
-    """The mark that closes the block at a text's end, None outside of any; `inside` is that of its beginning."""
+    """The mark that closes the block open at the end of a text, or None; `inside` is the mark at its beginning."""
     for match in _MARKS.finditer(text):
         fence, display, side, name = match["fence"], match["display"], match["side"], match["name"]
         if inside is not None:
@@ -48,29 +48,29 @@ def open_block(text: str, inside: str | None = None) -> str | None:
 
 @dataclass(frozen=True)
 class ThinkingState:
-    """Whether a place in a reply is in its thinking, in which no stop string ends it."""
+    """Whether a position in a reply is inside its thinking, where stop strings do not count."""
 
-    tags: ThinkingTags | None = None  # around the thinking; None: there is none
+    tags: ThinkingTags | None = None  # None: the model marks no thinking
     inside: bool = False
-    tail: str = ""  # the text before the place, as far as it may be the beginning of the next tag
+    tail: str = ""  # the text before the position in which the next tag may begin
 
     def then(self, text: str) -> "ThinkingState":
         """The state after more text."""
         return self._walk(text)[1] if self.tags is not None else self
 
     def find(self, text: str, stop: str, at: int = 0, before: int = 0) -> int:
-        """The place of a stop string in the answer, from `at` on; -1: there is none.
+        """The index of a stop string in the answer, from `at` on; -1: there is none.
 
-        The state is that of the text after its first `before` characters.
+        This state holds after the first `before` characters of the text.
         """
         while (at := text.find(stop, at)) >= 0:
-            if self.answers(text[before:], max(0, at - before), at + len(stop) - before):
+            if self.is_answer(text[before:], max(0, at - before), at + len(stop) - before):
                 return at
             at += 1
         return -1
 
-    def answers(self, text: str, begin: int, end: int) -> bool:
-        """Whether a part of the text that follows is all answer; the tags may be part of it."""
+    def is_answer(self, text: str, begin: int, end: int) -> bool:
+        """Whether a span of the text that follows lies in the answer; the tags count as answer."""
         if self.tags is None:
             return True
         return any(start <= begin and end <= stop for start, stop in self._walk(text)[0])
@@ -82,8 +82,8 @@ class ThinkingState:
         before = len(self.tail)
         spans: list[tuple[int, int]] = []
         begin = 0
-        while (place := whole.find(self._awaited(inside), at)) >= 0:
-            at = place + len(self._awaited(inside))
+        while (place := whole.find(self._next_tag(inside), at)) >= 0:
+            at = place + len(self._next_tag(inside))
             if inside:
                 begin = place
             else:
@@ -91,10 +91,10 @@ class ThinkingState:
             inside = not inside
         if not inside:
             spans.append((max(0, begin - before), len(text)))
-        kept = len(self._awaited(inside)) - 1
+        kept = len(self._next_tag(inside)) - 1
         return spans, ThinkingState(self.tags, inside, whole[max(at, len(whole) - kept) :] if kept else "")
 
-    def _awaited(self, inside: bool) -> str:
+    def _next_tag(self, inside: bool) -> str:
         assert self.tags is not None
         return self.tags.close if inside else self.tags.open
 
@@ -103,14 +103,14 @@ class ThinkingState:
 class PrefixContext:
     """The part of the reply before a step that decides where the step ends, however long the reply is."""
 
-    room: int = 0  # characters that may be the beginning of a marker or stop string that ends in the step
-    tail: str = ""  # that many of the reply's last characters
-    line: str = ""  # the last line: where a step is cut, a mark of a block may be cut in two
-    block: str | None = None  # what would close the block that is open where the line begins
+    room: int = 0  # characters before the step in which a marker or stop string may begin
+    tail: str = ""  # the reply's last `room` characters
+    line: str = ""  # the reply's last line: a step's end may split a block mark
+    block: str | None = None  # mark that closes the block open at the beginning of the line
     thinking: ThinkingState = field(default_factory=ThinkingState)
 
     def then(self, text: str) -> "PrefixContext":
-        """The same after more text."""
+        """The context after more text."""
         line = self.line + text
         begins = line.rfind("\n") + 1
         tail = (self.tail + text)[-self.room :] if self.room else ""
@@ -119,7 +119,7 @@ class PrefixContext:
 
 
 class Segmenter:
-    """Collects the tokens of one step, which `text` decodes; the reply may have `budget` more, with this step."""
+    """Collects the tokens of one step until it ends; `text` decodes them, and the reply has `budget` tokens left."""
 
     def __init__(self, rules: Segmentation, text: TextStream, before: PrefixContext, budget: int) -> None:
         self._rules = rules
@@ -129,10 +129,10 @@ class Segmenter:
         self._budget = budget
         self.token_ids: list[int] = []
         self.text = ""
-        self._delimited_from = 0  # where a delimiter may still be found
+        self._delimited_from = 0  # index from which a delimiter may be found
 
     def push(self, token_id: int) -> Step | None:
-        """Add one token; returns the step if the token ended it."""
+        """Add one token and return the step if the token ends it."""
         self.token_ids.append(token_id)
         piece = self._stream.push(token_id)
         seen = len(self._before) + len(self.text)
@@ -141,7 +141,7 @@ class Segmenter:
         return self._step(end) if end is not None else None
 
     def close(self, reason: str | None) -> Step:
-        """End the step with the engine's stream, by its finish reason."""
+        """End the step where the engine's stream ended, by its finish reason."""
         return self._step(StepEnd.EOS if reason == "stop" else StepEnd.BUDGET)
 
     def _ended_by(self, token_id: int, piece: str, seen: int) -> StepEnd | None:
@@ -171,7 +171,7 @@ class Segmenter:
         return None
 
     def _ends_now(self, marker: str | None, seen: int) -> bool:
-        """Whether a marker is complete that was not when the text had `seen` characters."""
+        """Whether the last token completed a marker; the text had `seen` characters before it."""
         return marker is not None and (self._before + self.text).find(marker, max(0, seen - len(marker) + 1)) >= 0
 
     def _delimited(self) -> bool:

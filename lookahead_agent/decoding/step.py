@@ -1,4 +1,4 @@
-"""A reasoning step, the tree of steps that may come, and what the scheduler is told of them and says."""
+"""A reasoning step, the tree of possible steps, and the scheduler's events and actions."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -9,21 +9,21 @@ class StepEnd(Enum):
 
     DELIMITER = "delimiter"  # the step delimiter was written
     ACTION = "action"  # the marker of an action region (such as a tool call) was written
-    THINKING = "thinking"  # the tag that opens the model's thinking was written, outside of it
+    THINKING = "thinking"  # the tag that opens the thinking was written, outside the thinking
     EOS = "eos"  # the model ended the reply
     STOP = "stop"  # one of the request's stop strings was written
-    LIMIT = "limit"  # the step was cut at the step-length limit; the model had more to say
+    LIMIT = "limit"  # the step-length limit truncated the step; the model had not ended it
     BUDGET = "budget"  # the reply's token budget (or the model's context) ran out inside the step
 
     @property
     def ends_reply(self) -> bool:
-        """Whether no step can follow."""
+        """Whether the reply ends with this step."""
         return self in (StepEnd.EOS, StepEnd.STOP, StepEnd.BUDGET)
 
 
 @dataclass(frozen=True)
 class Step:
-    """The tokens of one reasoning step, the ending one included."""
+    """One reasoning step, with the tokens that end it."""
 
     token_ids: tuple[int, ...]  # in the vocabulary of the engine that wrote it
     text: str  # without end-of-sequence and other special tokens
@@ -31,14 +31,14 @@ class Step:
 
 
 def usable(draft: Step) -> bool:
-    """Whether a draft step may be kept at all: not if a limit cut it, nor if an action or other region begins in it."""
+    """Whether a draft step may be accepted at all: no limit truncated it, and no action or thinking begins in it."""
     return draft.end in (StepEnd.DELIMITER, StepEnd.EOS, StepEnd.STOP)
 
 
 def comparable(draft: Step, target: Step) -> bool:
-    """Whether a verifier may be asked about this pair at all: a usable draft step, and both or neither with text.
+    """Whether a verifier may judge this pair: the draft step is usable, and both or neither have text.
 
-    One that ends the reply and one that does not cannot replace each other; a stop string ends it as its own end does.
+    Both steps must end alike; EOS and a stop string count as the same end.
     """
     ends = {draft.end, target.end}
     alike = len(ends) == 1 or ends == {StepEnd.EOS, StepEnd.STOP}
@@ -54,57 +54,57 @@ class Source(Enum):
 
 @dataclass(eq=False)
 class Candidate:
-    """A draft step after a node: being written, written, verified or refused."""
+    """A draft step after a node: being written, written, being verified or rejected."""
 
-    rank: int  # among the node's candidates; 0 is the draft's first choice
-    job: int | None = None  # that writes it, while it does
+    rank: int  # rank among the node's candidates; 0 is the draft's first choice
+    job: int | None = None  # job that is writing it, while it runs
     node: "Node | None" = None  # the prefix that ends with it, once it is written
-    verify_job: int | None = None  # while it runs
-    accepted: bool | None = None  # the verdict, once there is one
-    refused: bool = False  # whatever the verdict
+    verify_job: int | None = None  # job that is verifying it, while it runs
+    accepted: bool | None = None  # the verdict; None before it
+    rejected: bool = False  # whether it was dropped, with or without a verdict
 
     @property
     def written_by(self) -> int | None:
-        """The job that writes it, or wrote it."""
+        """The job that is writing the step or has written it."""
         return self.node.job if self.node is not None else self.job
 
 
 @dataclass(eq=False)
 class Node:
-    """A prefix of the reply: its parent's, and one step more."""
+    """A prefix of the reply: the parent's prefix and one more step."""
 
-    position: int  # of the step after this prefix
+    position: int  # position of the step after this prefix, from 0
     parent: "Node | None" = None  # the prefix without the last step; None for the empty reply and for the front
-    source: Source | None = None  # of the last step
+    source: Source | None = None  # model that wrote the last step
     step: Step | None = None  # the last step
-    job: int = -1  # that wrote the last step
-    rank: int = 0  # of the last step among the draft's candidates; 0 if the target wrote it
+    job: int = -1  # job that wrote the last step
+    rank: int = 0  # rank of the last step among the draft's candidates; 0 for a target step
     target: "Node | None" = None  # the prefix with the target's next step, once it is written
-    target_job: int | None = None  # that writes the target's next step, while it does
-    candidates: list[Candidate] = field(default_factory=list)  # the draft's next steps
-    closed: bool = False  # whether the draft is not asked (again) for the next step
-    chosen: "Node | None" = None  # the prefix with the next step, once that is decided
+    target_job: int | None = None  # job that is writing the target's next step, while it runs
+    candidates: list[Candidate] = field(default_factory=list)  # the draft's candidates for the next step
+    closed: bool = False  # whether the draft may not start the next step
+    chosen: "Node | None" = None  # the prefix with the next step, once the step is decided
 
     @property
     def open_candidates(self) -> list[Candidate]:
-        """Candidates that may still be chosen."""
-        return [candidate for candidate in self.candidates if not candidate.refused]
+        """The candidates that may still be chosen."""
+        return [candidate for candidate in self.candidates if not candidate.rejected]
 
     @property
     def expected(self) -> "list[Node]":
-        """The nodes of which one is expected to follow."""
+        """The nodes that may follow: the chosen one, else the candidates that are written."""
         if self.chosen is not None:
             return [self.chosen]
         return [candidate.node for candidate in self.open_candidates if candidate.node is not None]
 
     @property
     def ends_reply(self) -> bool:
-        """Whether no step can follow."""
+        """Whether the last step ends the reply."""
         return self.step is not None and self.step.end.ends_reply
 
     @property
     def opens_action(self) -> bool:
-        """Whether an action region begins here."""
+        """Whether the last step opens an action region."""
         return self.step is not None and self.step.end is StepEnd.ACTION
 
 
@@ -113,7 +113,7 @@ class Node:
 
 @dataclass(frozen=True)
 class StepWritten:
-    """A `StartDraft` or `StartTarget` job wrote its step."""
+    """A `StartDraft` or `StartTarget` job has written its step."""
 
     job: int
     step: Step
@@ -129,7 +129,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Refuted:
-    """The unfinished step of this `StartTarget` job rules out the draft's candidate of this rank."""
+    """The target's unfinished step, of this `StartTarget` job, rules out the draft candidate of this rank."""
 
     job: int
     rank: int = 0
@@ -137,7 +137,7 @@ class Refuted:
 
 @dataclass(frozen=True)
 class Failed:
-    """A job failed; it is over."""
+    """A job has failed and ended."""
 
     job: int
     reason: str
@@ -145,12 +145,12 @@ class Failed:
 
 Event = StepWritten | Judged | Refuted | Failed
 
-# Actions, its output
+# Actions, the scheduler's output
 
 
 @dataclass(frozen=True)
 class StartDraft:
-    """Have the draft write its candidate of this rank for the step that follows `node`."""
+    """Let the draft write its candidate of this rank for the step after `node`."""
 
     job: int
     node: Node
@@ -159,7 +159,7 @@ class StartDraft:
 
 @dataclass(frozen=True)
 class StartTarget:
-    """Have the target write the step that follows `node`; if `live`, its tokens are certain to be committed."""
+    """Let the target write the step after `node`; if `live`, its tokens are certain to be committed."""
 
     job: int
     node: Node
@@ -168,7 +168,7 @@ class StartTarget:
 
 @dataclass(frozen=True)
 class Verify:
-    """Ask the verifier whether `draft` may replace `target` (None: whether it may be accepted at all)."""
+    """Ask the verifier whether `draft` may replace `target`; None: whether it is accepted without a target step."""
 
     job: int
     draft: Node
@@ -177,14 +177,14 @@ class Verify:
 
 @dataclass(frozen=True)
 class Commit:
-    """The step of `node` (written by job `node.job`) is part of the reply."""
+    """Add the step of `node` (written by job `node.job`) to the reply."""
 
     node: Node
 
 
 @dataclass(frozen=True)
 class Reject:
-    """The complete step of this job will not be used."""
+    """Drop the complete step of this job."""
 
     job: int
 
@@ -198,7 +198,7 @@ class Abort:
 
 @dataclass(frozen=True)
 class Finish:
-    """The reply is complete: `end` is what ended its last step."""
+    """The reply is complete; `end` is the end of its last step."""
 
     end: StepEnd
 

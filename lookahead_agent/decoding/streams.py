@@ -18,12 +18,12 @@ from lookahead_agent.engines.tokenizer import TextStream, Tokenizer
 
 logger = logging.getLogger(__name__)
 
-_PRECISION = 1.0  # seconds of a limit on silence: a timer that is set anew for every token takes longer than the token
+_PRECISION = 1.0  # seconds that a timeout may be early: rescheduling it for each token would cost more than the token
 
 
 @dataclass(eq=False)
 class Stream:
-    """One engine request, which writes several steps; its `line` shows them to a target with a shared draft."""
+    """One engine request, which may write several steps; `line` shows them to a target with a shared draft."""
 
     source: Source
     sampling: Sampling
@@ -36,7 +36,7 @@ class Stream:
     finish_reason: str | None = None
 
     async def read(self) -> bool:
-        """Wait for more tokens; False at the end of the stream."""
+        """Add the next delta's tokens to `unread`; False at the end of the stream."""
         async for delta in self.deltas:
             self.unread.extend(delta.token_ids)
             if self.line is not None:
@@ -50,28 +50,28 @@ class Stream:
 
 @dataclass(eq=False)
 class StepWriter:
-    """A step that is being written, or was and is not decided."""
+    """A step that is being written, or is complete and undecided."""
 
     job: int
     node: Node  # the prefix that the step follows
     stream: Stream
-    segmenter: Segmenter  # has its tokens so far
-    live: bool  # whether its tokens are part of the reply at once
-    started: float  # in seconds since the reply began, as `ended`
+    segmenter: Segmenter  # collects the step's tokens
+    live: bool  # whether each token is committed as soon as it is read
+    started: float  # in seconds since the reply began, like `ended`
     ended: float = 0.0
-    complete: Step | None = None  # once it has ended
-    refuted: frozenset[int] = frozenset()  # ranks of the draft's candidates that this (target) step has ruled out
-    as_drafted: int = 0  # how many of its first tokens are known to be the draft's
+    complete: Step | None = None  # the complete step, in the target's tokens
+    refuted: frozenset[int] = frozenset()  # ranks of the draft candidates that this target step has ruled out
+    matched_tokens: int = 0  # length of the prefix that is known to equal the draft's step, in tokens
 
     @property
     def generated(self) -> int:
-        """Tokens that the engine generated for it."""
+        """The number of tokens that the engine generated for the step."""
         return len(self.segmenter.token_ids)
 
 
 @dataclass(eq=False)
 class Streams:
-    """The engine requests of one reply; `buffer` is where a target with a shared draft finds the draft's tokens."""
+    """The engine requests of one reply; a target with a shared draft reads the draft's tokens from `buffer`."""
 
     request: ReplyRequest
     settings: DecodingSettings
@@ -80,22 +80,22 @@ class Streams:
     report: ReplyReport
     clock: ReplyClock
     buffer: BufferLines | None
-    writers: dict[int, StepWriter] = field(default_factory=dict)  # steps that are not decided, by job
+    writers: dict[int, StepWriter] = field(default_factory=dict)  # undecided steps, by job
 
     def __post_init__(self) -> None:
         engines = self.engines.items()
-        self._rules = {source: step_rules(self.request, self.settings, each.tokenizer) for source, each in engines}
-        # The stream of a job whose step was just written, for the job that writes the step after it.
+        self._rules = {source: step_rules(self.request, self.settings, engine.tokenizer) for source, engine in engines}
+        # By job that has just completed its step: the stream, in which the next step may continue.
         self._continuable: dict[int, Stream] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self.limits = {Source.DRAFT: self.settings.draft_timeout, Source.TARGET: self.settings.target_timeout}
-        self.draft_waited = 0.0  # seconds of the draft without a token, in steps that the target ended before
-        self._draft_since = 0.0
+        self.draft_waited = 0.0  # seconds since the draft's last token, carried over from aborted steps
+        self._draft_idle_since = 0.0
 
     def start(
         self, job: int, node: Node, source: Source, rank: int, *, live: bool, awaits_thinking: bool
     ) -> StepWriter:
-        """Begin the step after a node, in the stream of the step before where that goes on."""
+        """Start the step after a node, in the previous step's stream if that can continue."""
         budget = self.request.sampling.max_tokens - self.prefixes.reply_length(node, source)
         sampling = self._sampling(node, source, rank)
         stream = self._continuable.get(node.job)
@@ -119,10 +119,10 @@ class Streams:
         return Stream(source, sampling, deltas, engine.tokenizer.stream(prompt), counts, line, first)
 
     def _sampling(self, node: Node, source: Source, rank: int) -> Sampling:
-        """The sampling of the step after a node: what is sampled alike may be written by one engine request.
+        """The sampling of the step after a node; one engine request may write steps of equal sampling.
 
-        Seeded steps never are, since their random numbers must not depend on the request. A first candidate has the
-        target's at each position, which makes the two agree more often.
+        A seeded step has a seed of its own, since its random numbers must not depend on the request. The first
+        candidate has the target's seed at each position, which makes the two agree more often.
         """
         sampling = replace(self.request.sampling, stop=())
         if sampling.temperature == 0:
@@ -134,28 +134,28 @@ class Streams:
         digest = hashlib.sha256(f"{sampling.seed}:{node.position}:{rank}".encode()).digest()
         return replace(sampling, seed=int.from_bytes(digest[:4]))
 
-    def patience(self, source: Source) -> asyncio.Timeout:
-        """The context in which a step is read, for `read`; it ends in TimeoutError if no token comes for too long."""
+    def idle_timeout(self, source: Source) -> asyncio.Timeout:
+        """Create the context in which a step is read: TimeoutError if no token arrives within the model's limit."""
         now, limit = asyncio.get_running_loop().time(), self.limits[source]
         if source is Source.DRAFT:
-            now = self._draft_since = now - self.draft_waited
+            now = self._draft_idle_since = now - self.draft_waited
         return asyncio.timeout_at(None if limit is None else now + limit)
 
-    def given_up(self, source: Source) -> None:
-        """A step was aborted while it was read."""
+    def step_aborted(self, source: Source) -> None:
+        """Record that a step was aborted while it was being read."""
         if source is Source.DRAFT:
-            self.draft_waited = asyncio.get_running_loop().time() - self._draft_since
+            self.draft_waited = asyncio.get_running_loop().time() - self._draft_idle_since
 
-    async def read(self, stream: Stream, silence: asyncio.Timeout) -> bool:
-        """Wait for more tokens of a stream; False at its end."""
+    async def read(self, stream: Stream, idle_timeout: asyncio.Timeout) -> bool:
+        """Read a stream's next tokens and extend its timeout; False at the end of the stream."""
         more = await stream.read()
-        when = silence.when()
+        when = idle_timeout.when()
         if when is not None and (limit := self.limits[stream.source]) is not None:
             now = asyncio.get_running_loop().time()
             if when < now + limit - _PRECISION:
-                silence.reschedule(now + limit)
+                idle_timeout.reschedule(now + limit)
             if stream.source is Source.DRAFT:
-                self._draft_since = now
+                self._draft_idle_since = now
         if stream.source is Source.DRAFT:
             self.clock.draft_writes()
             return more
@@ -165,18 +165,18 @@ class Streams:
         return more
 
     def keep_open(self, job: int) -> None:
-        """A job has written its step: the step after it may go on in its stream, if it starts before `unclaimed`."""
+        """Keep the stream of a complete step open for the next step, until `unclaimed_streams` is called."""
         if job in self.writers:
             self._continuable[job] = self.writers[job].stream
 
-    def unclaimed(self) -> list[Stream]:
-        """The streams that were kept open, and in which no step has gone on."""
+    def unclaimed_streams(self) -> list[Stream]:
+        """Take out the streams that were kept open and that no next step continues."""
         streams = list(self._continuable.values())
         self._continuable.clear()
         return streams
 
     def retire(self, stream: Stream, reader: asyncio.Task[None] | None = None) -> None:
-        """Close a stream that nobody will read on, once the job that reads it has ended."""
+        """Close a stream that no job will read again, once its last reader has ended."""
 
         async def close() -> None:
             if reader is not None:
@@ -190,9 +190,9 @@ class Streams:
         task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
-        """Abort every request and count its tokens; nobody reads any more."""
+        """Abort every request and count its tokens; no job may still be reading."""
         await asyncio.gather(*self._closing, return_exceptions=True)
-        # One request may have written several steps that are not decided.
+        # One request may have written several undecided steps.
         streams = {writer.stream for writer in self.writers.values()} | set(self._continuable.values())
         for writer in self.writers.values():
             writer.stream.counts.aborted += writer.generated
@@ -204,21 +204,21 @@ class Streams:
 
 
 def step_rules(request: ReplyRequest, settings: DecodingSettings, tokenizer: Tokenizer) -> Segmentation:
-    """The rules by which a model's steps are cut."""
+    """The rules that split a model's tokens into steps."""
     regions, sampling = request.regions, request.sampling
     if sampling.structured is not None:
-        # One step, and so one request: the constraint is on the reply, and every request begins it anew.
+        # One step, so one request: the constraint covers the whole reply, and each request would restart it.
         return Segmentation(
             delimiter=None, max_step_tokens=sampling.max_tokens, stop=sampling.stop, eos_ids=tokenizer.eos_ids
         )
     close = regions.thinking.close if regions.thinking is not None else None
-    # Past its thinking, a reply that must answer for itself is an action.
-    own_answer = (close,) if close is not None and regions.answer_from_target else ()
+    # With `answer_from_target`, the answer after the thinking is an action region.
+    answer_markers = (close,) if close is not None and regions.answer_from_target else ()
     return Segmentation(
         delimiter=settings.delimiter,
         max_step_tokens=settings.max_step_tokens,
         step_tokens=settings.step_tokens,
-        action_markers=regions.action_markers + own_answer,
+        action_markers=regions.action_markers + answer_markers,
         boundary=close,
         stop=sampling.stop,
         eos_ids=tokenizer.eos_ids,

@@ -18,22 +18,22 @@ class StepPair:
     draft: Step
     target: Step
     position: int = 0
-    """The number that the step would have in the reply, from 0."""
+    """The position of the two steps in the reply, from 0."""
 
     @property
     def same_text(self) -> bool:
-        """Whether both steps have the same text, letter for letter."""
+        """Whether both steps have the same text, apart from whitespace around it."""
         return self.draft.text.strip() == self.target.text.strip()
 
     @property
     def swapped(self) -> Self:
-        """The pair with the draft's step and the target's in each other's place."""
+        """The pair with the draft step and the target step exchanged."""
         return replace(self, draft=self.target, target=self.draft)
 
 
 @dataclass(frozen=True)
 class DraftStep:
-    """A draft step that is judged alone, without a target step; other fields are as of a `StepPair`."""
+    """A draft step that is judged without a target step; the other fields are those of `StepPair`."""
 
     question: str
     before: str
@@ -43,27 +43,27 @@ class DraftStep:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether the draft step may be part of the reply."""
+    """The decision whether a draft step may be part of the reply."""
 
     accepted: bool
     reason: str
     """The deciding check, in a word or two."""
     score: float | None = None
-    """The measure that was held against the threshold, if there is one."""
+    """The measure that is compared with the threshold, if there is one."""
     judge_calls: int = 0
-    """Questions to a language model that it took."""
+    """Language model requests that the verdict took."""
 
 
 class Verifier(Protocol):
-    """Decides which draft steps are accepted, each against the target's step."""
+    """Decides which draft steps are accepted, by comparing each with the target step."""
 
     async def verify(self, pair: StepPair) -> Verdict:
-        """Judge one pair; an exception turns speculation off for the request and never fails the reply."""
+        """Judge one pair; an exception disables speculation for the reply and never fails it."""
 
 
 @runtime_checkable
 class DraftVerifier(Protocol):
-    """Decides which draft steps are kept without a step of the target, which then writes only what is refused."""
+    """Decides which draft steps are accepted without a target step; the target writes only after a rejection."""
 
     async def verify_draft(self, step: DraftStep) -> Verdict:
         """Judge one draft step; see `Verifier.verify`."""
@@ -71,19 +71,19 @@ class DraftVerifier(Protocol):
 
 @dataclass(frozen=True)
 class PartialStep:
-    """A step so far."""
+    """The part of a step that is written so far."""
 
-    token_ids: Sequence[int]  # in the target's vocabulary; none yet of an incomplete step in another one
+    token_ids: Sequence[int]  # in the target's vocabulary; empty for an incomplete step in another vocabulary
     text: str
     complete: bool  # whether the step has ended
 
 
 @runtime_checkable
 class EarlyVerifier(Protocol):
-    """A verifier that can rule a draft step out before the target's step is complete."""
+    """A verifier that can rule out a draft step before the target step is complete."""
 
     def refutes(self, draft: PartialStep, target: PartialStep) -> bool:
-        """Whether the verifier is certain to reject the pair, however the steps that are not complete go on.
+        """Whether the verifier is certain to reject the pair, however the incomplete steps continue.
 
-        It is asked after every token, in the event loop: it must be quick. It saves work and changes no result.
+        The event loop calls it after every token, so it must be fast. It saves work and changes no result.
         """

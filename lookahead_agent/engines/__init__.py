@@ -1,4 +1,4 @@
-"""Where tokens come from: vLLM in a child process, or a script."""
+"""Engines generate tokens: vLLM in a child process, an OpenAI-compatible server, or a script."""
 
 from lookahead_agent.engines.protocol import Delta as Delta
 from lookahead_agent.engines.protocol import Engine as Engine

@@ -1,4 +1,4 @@
-"""Messages as chat templates take them, the tags of thinking, and checks of what templates are given."""
+"""Messages in the form that chat templates take, thinking tags, and checks of template arguments."""
 
 import json
 import re
@@ -8,77 +8,77 @@ from typing import Any
 
 from lookahead_agent.errors import ConfigurationError
 
-Message = Mapping[str, Any]  # in OpenAI's format, the arguments of its tool calls as mappings
-FINISHED = "finished"  # field of an assistant's message that its model has ended; no template reads it
-_LONGEST_ARGUMENTS = 1 << 16  # characters of template arguments in JSON
+Message = Mapping[str, Any]  # in OpenAI's format, but with the arguments of tool calls as mappings
+FINISHED = "finished"  # field that marks an assistant message as complete; no template reads it
+_MAX_ARGUMENTS_LENGTH = 1 << 16  # characters of the template arguments as JSON
 
 
 @dataclass(frozen=True)
 class ThinkingTags:
-    """How a model marks its thinking."""
+    """The tags around a model's thinking."""
 
-    open: str = "<think>"  # tag that begins the thinking; some chat templates write it, so that the reply begins inside
-    close: str = "</think>"  # tag that ends it
-    # Whether the model thinks before each answer unless the prompt says otherwise: text before a closing tag that
-    # nothing opened is thinking then.
+    open: str = "<think>"  # opening tag; some chat templates write it, so that the reply begins inside
+    close: str = "</think>"  # closing tag
+    # Whether the model thinks before each answer unless the prompt says otherwise: text before a closing tag without
+    # an opening tag is then thinking.
     always: bool = True
 
     def opened_by(self, prompt: str) -> bool:
-        """Whether a reply to this prompt begins inside the thinking."""
+        """Whether the prompt opens the thinking, so that the reply begins inside it."""
         return prompt.rstrip().endswith(self.open)
 
     def closed_by(self, prompt: str) -> bool:
-        """Whether a reply to this prompt begins after the thinking."""
+        """Whether the prompt closes the thinking, so that the reply begins after it."""
         return prompt.rstrip().endswith(self.close)
 
 
 def continues(messages: Sequence[Message]) -> bool:
-    """Whether the last message is the beginning of the reply: the assistant's own, which no model has finished."""
+    """Whether the reply continues the last message: an assistant message that is not marked `FINISHED`."""
     return bool(messages) and messages[-1]["role"] == "assistant" and not messages[-1].get(FINISHED)
 
 
 def ending(messages: Sequence[Message]) -> dict[str, bool]:
-    """How a prompt ends: with the beginning of a reply, or open, where the last message is one."""
+    """Return the template options for the end of the prompt: start a reply, or leave the last message open."""
     if not continues(messages):
         return {"add_generation_prompt": True}
     return {"add_generation_prompt": False, "continue_final_message": not messages[-1].get("tool_calls")}
 
 
 def tool_calls(message: Message) -> Sequence[Message]:
-    """The calls in a message."""
+    """The tool calls of a message."""
     return message.get("tool_calls") or ()
 
 
-MARK = re.compile(r"mark\d+(?:content|name|call\d+)x")  # a text of `marked`
+MARK = re.compile(r"mark\d+(?:content|name|call\d+)x")  # a marker that `marked` writes
 
 
-def marked(message: Message, place: int) -> dict[str, Any]:
-    """A message with a mark in the place of each text."""
+def marked(message: Message, index: int) -> dict[str, Any]:
+    """Replace each text of a message, and the arguments of each tool call, by a unique marker."""
     marked = dict(message)
     for field in ("content", "name"):
         if message.get(field):
-            marked[field] = f"mark{place}{field}x"
+            marked[field] = f"mark{index}{field}x"
     if tool_calls(message):
         marked["tool_calls"] = [
-            {**call, "function": {**call["function"], "arguments": {"mark": f"mark{place}call{number}x"}}}
-            for number, call in enumerate(tool_calls(message))
+            {**call, "function": {**call["function"], "arguments": {"mark": f"mark{index}call{call_index}x"}}}
+            for call_index, call in enumerate(tool_calls(message))
         ]
     return marked
 
 
 def without_lone_results(messages: Sequence[Message]) -> list[Message]:
-    """Messages in which the results of tools that no message calls are the user's."""
-    called = {call.get("id") for message in messages for call in tool_calls(message)}
+    """Turn the results of tools that no message calls into user messages."""
+    call_ids = {call.get("id") for message in messages for call in tool_calls(message)}
     return [
         {"role": "user", "content": message.get("content")}
-        if message["role"] == "tool" and message.get("tool_call_id") not in called
+        if message["role"] == "tool" and message.get("tool_call_id") not in call_ids
         else message
         for message in messages
     ]
 
 
 def with_argument_texts(messages: Sequence[Message]) -> list[Message]:
-    """Messages whose calls have their arguments as JSON text."""
+    """Return the messages with the arguments of tool calls as JSON text."""
 
     def with_text(call: Message) -> Message:
         arguments = call["function"]["arguments"]
@@ -92,7 +92,7 @@ def with_argument_texts(messages: Sequence[Message]) -> list[Message]:
 
 
 def check_arguments(arguments: Mapping[str, Any], variables: frozenset[str]) -> None:
-    """Raise ConfigurationError if a template reads no such variable, or a value is too long or not of JSON's types."""
+    """Raise ConfigurationError if the template reads no such variable, or the values are too long or not JSON."""
     if unknown := sorted(str(name)[:80] for name in arguments.keys() - variables):
         readable = ", ".join(sorted(variables)) or "none"
         raise ConfigurationError(
@@ -102,7 +102,7 @@ def check_arguments(arguments: Mapping[str, Any], variables: frozenset[str]) -> 
         length = len(json.dumps(dict(arguments), allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"the arguments of the chat template are no JSON: {error}") from None
-    if length > _LONGEST_ARGUMENTS:
+    if length > _MAX_ARGUMENTS_LENGTH:
         raise ConfigurationError(
-            f"the arguments of the chat template have {length} characters; at most {_LONGEST_ARGUMENTS} are taken"
+            f"the arguments of the chat template have {length} characters; at most {_MAX_ARGUMENTS_LENGTH} are taken"
         )

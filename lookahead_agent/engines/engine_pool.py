@@ -1,9 +1,9 @@
-"""Engines shared by configuration within the process, and shut down when nobody needs them or the process exits."""
+"""Engines shared by configuration within the process, and shut down after their last release or at exit."""
 
 import atexit
 
-# Imported for its exit handler, which waits for child processes and must be registered before ours: handlers run in
-# reverse order, and ours is what ends those children.
+# Imported for its exit handler, which waits for child processes. It must be registered before ours: handlers run in
+# reverse order, and ours ends those children.
 import multiprocessing.util  # noqa: F401
 import os
 import threading
@@ -25,7 +25,7 @@ class _Entry:
 
 @dataclass(eq=False)
 class EnginePool:
-    """Starts each configuration once, by `start`; `refuse_starts` ends what is starting when the pool is closed."""
+    """Starts one engine per configuration with `start`; `close` ends unfinished starts with `refuse_starts`."""
 
     start: Callable[[VLLMConfig], VLLMEngine] = VLLMEngine
     refuse_starts: Callable[[], None] = refuse_starts
@@ -36,11 +36,11 @@ class EnginePool:
         self._closed = False
 
     def acquire(self, config: VLLMConfig) -> VLLMEngine:
-        """The running engine with this configuration, started if it is needed, which blocks; `release` gives it back.
+        """Return the running engine of this configuration; start it if needed, which blocks. `release` gives it back.
 
-        Raises EngineStartError, or EngineError once the pool is closed.
+        Raises EngineStartError, or EngineError if the pool is closed or the engine is released while it starts.
         """
-        key = repr(config)  # equal for equal configurations, of which argument values need not be hashable
+        key = repr(config)  # equal for equal configurations, whose argument values may be unhashable
         with self._lock:
             if self._closed:
                 raise EngineError("the process is shutting down")
@@ -53,8 +53,8 @@ class EnginePool:
                     entry.engine = None
                 if entry.engine is None:
                     entry.engine = self.start(config)
-                    # vLLM has registered exit handlers by now; handlers run in reverse order, and ours must be first:
-                    # an engine that is taken apart from below reports it as a crash.
+                    # vLLM has registered exit handlers by now. Handlers run in reverse order, and ours must run first:
+                    # an engine that vLLM's handlers tear down reports a crash.
                     atexit.unregister(self.close)
                     atexit.register(self.close)
                 engine = entry.engine
@@ -62,14 +62,14 @@ class EnginePool:
             self.release(config)
             raise
         with self._lock:
-            wanted = self._entries.get(key) is entry
-        if not wanted:
+            still_used = self._entries.get(key) is entry
+        if not still_used:
             engine.close()
             raise EngineError("the engine was released while it started")
         return engine
 
     def release(self, config: VLLMConfig) -> None:
-        """Say that an engine is no longer needed; the last user's release shuts it down."""
+        """Give an engine back; the last user's release shuts it down."""
         key = repr(config)
         with self._lock:
             entry = self._entries.get(key)
@@ -83,7 +83,7 @@ class EnginePool:
             entry.engine.close()
 
     def close(self) -> None:
-        """Shut everything down, engines that are still starting included."""
+        """Shut down all engines, including those that are still starting."""
         with self._lock:
             self._closed = True
             entries = list(self._entries.values())
@@ -93,15 +93,15 @@ class EnginePool:
                 entry.engine.close()
         self.refuse_starts()
 
-    def begin_anew(self) -> None:
-        """Leave all engines to the parent, in a process that was forked: here they cannot be asked, nor closed."""
+    def reset_after_fork(self) -> None:
+        """Drop the parent's engines in a forked child, which can neither query nor close them."""
         self._lock = threading.Lock()
         entries, self._entries = self._entries, {}
         for entry in entries.values():
             if entry.engine is not None:
-                entry.engine.leave_to_parent()
+                entry.engine.detach_after_fork()
 
 
 POOL = EnginePool()
-os.register_at_fork(after_in_child=POOL.begin_anew)
+os.register_at_fork(after_in_child=POOL.reset_after_fork)
 atexit.register(POOL.close)

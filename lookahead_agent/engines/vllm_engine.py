@@ -1,4 +1,4 @@
-"""Tokens from vLLM, in a child process of this one."""
+"""An engine on vLLM, which runs in child processes of this process."""
 
 import asyncio
 import multiprocessing.process
@@ -23,21 +23,22 @@ from lookahead_agent.errors import ConfigurationError, EngineError, EngineStartE
 
 _SHUT_DOWN = "the engine was shut down"
 
-# transformers imports its modules when they are first used, which two threads must not do at once, and vLLM keeps what
-# it is configuring in global variables. Where an engine measures which memory of a GPU is free, it is held until the
-# engine runs.
-_configuring = threading.Lock()
+# transformers imports its modules on first use, which is unsafe in two threads at once, and vLLM keeps the current
+# configuration in global variables. If an engine measures a GPU's free memory, the lock is held until the engine
+# runs.
+_start_lock = threading.Lock()
 
 
 class VLLMEngine:
-    """An engine over vLLM's `AsyncLLM`. It is made in any thread and used from one event loop.
+    """An engine on vLLM's `AsyncLLM`. It may be created in any thread and is used from one event loop.
 
-    Raises MissingExtraError, ConfigurationError for an unknown argument, or EngineStartError, and leaves no process.
+    Raises MissingExtraError, ConfigurationError for an unknown argument, or EngineStartError; a failure leaves no
+    process.
     """
 
     def __init__(self, config: VLLMConfig) -> None:
         vllm_config.require_vllm()
-        if vllm_config.runs_on_cpu() and (problem := processes.no_shared_memory()) is not None:
+        if vllm_config.runs_on_cpu() and (problem := processes.shared_memory_problem()) is not None:
             raise EngineStartError(f"vLLM cannot start {config.model.name}: {problem}")
         self._config = config
         self._running: set[str] = set()
@@ -46,54 +47,54 @@ class VLLMEngine:
         self.processes: list[psutil.Process] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
-        shared = vllm_config.uses_shared_draft(dict(config.arguments).get("speculative_config"))
-        self._shared_draft = SharedDraftBuffer() if shared else None
-        numbers: list[int] = []
+        uses_shared_draft = vllm_config.uses_shared_draft(dict(config.arguments).get("speculative_config"))
+        self._shared_draft = SharedDraftBuffer() if uses_shared_draft else None
+        pids: list[int] = []
         try:
-            with ExitStack() as configuring:
-                configuring.enter_context(_configuring)
-                configuring.enter_context(processes.collection_paused())
+            with ExitStack() as starting:
+                starting.enter_context(_start_lock)
+                starting.enter_context(processes.gc_paused())
                 self.tokenizer: Tokenizer = HFTokenizer(config.model)
-                when_spawned = configuring.close if _spawns_once(config) else None
+                on_spawn = starting.close if _may_unlock_at_spawn(config) else None
                 environment = vllm_config.process_environment(config)
-                numbers = configuring.enter_context(processes.spawning(environment, when_spawned))
+                pids = starting.enter_context(processes.spawning(environment, on_spawn))
                 self._llm: Any = _start(config, self._shared_draft)
         except BaseException as error:
-            processes.end_start(numbers, failed=True)
+            processes.finish_start(pids, failed=True)
             if isinstance(error, ConfigurationError) or not isinstance(error, Exception):
                 raise
-            reason = processes.explain_start(error)
+            reason = processes.start_failure_reason(error)
             raise EngineStartError(f"vLLM could not start {config.model.name}: {reason}") from error
         finally:
             if self._shared_draft is not None:
                 self._shared_draft.forget_file()
-        self.processes = list(processes.families(numbers))
-        processes.end_start(numbers, failed=False)
+        self.processes = list(processes.process_trees(pids))
+        processes.finish_start(pids, failed=False)
         self.context_length = int(self._llm.model_config.max_model_len)
 
     @property
     def in_flight(self) -> int:
-        """Requests that are running."""
+        """The number of running requests."""
         return len(self._running)
 
     @property
     def described(self) -> dict[str, Any]:
-        """The model's name, its cores, and the engine's arguments, for records of measurements."""
+        """The engine's cores and arguments, including the model's name, for records of measurements."""
         arguments = vllm_config.engine_arguments(self._config)
         return {"cores": self._config.cores, "arguments": vllm_config.without_folders(arguments)}
 
     @property
     def healthy(self) -> bool:
-        """Whether vLLM's processes are there and have not failed."""
+        """Whether the engine is open and vLLM has reported no failure."""
         return not self._closed and not self._llm.errored
 
     @property
     def shared_draft(self) -> bool:
-        """Whether it takes draft tokens from a shared draft."""
+        """Whether the engine takes draft tokens from a shared draft."""
         return self._shared_draft is not None
 
     def draft_lines(self, prompt_ids: Sequence[int]) -> BufferLines:
-        """Where a draft shows what it writes of one reply; see `SupportsSharedDraft`."""
+        """The lines to which a draft writes its tokens of one reply; see `SupportsSharedDraft`."""
         if self._shared_draft is None:
             raise ConfigurationError("this engine takes no draft tokens: start it with a shared draft")
         return self._shared_draft.draft_lines(prompt_ids)
@@ -110,12 +111,12 @@ class VLLMEngine:
         request_id = uuid.uuid4().hex
         prompt: dict[str, Any] = {"prompt_token_ids": list(prompt_ids)}
         if sampling.structured is None:
-            # vLLM takes it in at once then, and not in the one thread in which it makes grammars of others' schemas.
+            # vLLM then skips its single preprocessing thread, which compiles the grammars of other requests.
             prompt["type"] = "token"
         outputs = self._llm.generate(prompt, _sampling_params(sampling, room), request_id)
         self._running.add(request_id)
         try:
-            output = await self._first(outputs)
+            output = await self._first_output(outputs)
             cached = output.num_cached_tokens if output is not None else None
             while output is not None:
                 if self._closed:
@@ -141,7 +142,7 @@ class VLLMEngine:
             reason = str(error).strip() or f"{type(error).__name__} (VLLM_LOGGING_LEVEL=INFO shows vLLM's log)"
             if self._llm is not None and self._llm.errored:
                 reason = await asyncio.to_thread(
-                    processes.explain, self._llm.engine_core.resources.engine_manager.processes
+                    processes.crash_reason, self._llm.engine_core.resources.engine_manager.processes
                 )
             raise EngineError(f"vLLM failed on {self._config.model.name}: {reason}") from error
         except (VLLMClientError, ValueError) as error:
@@ -151,7 +152,7 @@ class VLLMEngine:
             await outputs.aclose()
 
     async def check(self, sampling: Sampling) -> None:
-        """Raise ConfigurationError, with vLLM's reason, if it does not take these parameters, such as a JSON schema."""
+        """Raise ConfigurationError, with vLLM's reason, if vLLM refuses these parameters, such as a JSON schema."""
         from vllm.exceptions import VLLMClientError
 
         if self._closed:
@@ -159,7 +160,7 @@ class VLLMEngine:
         config = self._llm.vllm_config
         verify = _sampling_params(sampling, self.context_length).verify
         try:
-            # In a thread: vLLM makes a grammar of the schema to find out.
+            # In a thread: vLLM compiles the schema's grammar to validate it.
             await asyncio.to_thread(
                 verify,
                 config.model_config,
@@ -170,8 +171,8 @@ class VLLMEngine:
         except (VLLMClientError, ValueError) as error:
             raise ConfigurationError(f"vLLM refuses the request: {error}") from error
 
-    async def _first(self, outputs: AsyncGenerator[Any, None]) -> Any:
-        """The request's first output, as a task that `close` can end: until then vLLM may not know the request."""
+    async def _first_output(self, outputs: AsyncGenerator[Any, None]) -> Any:
+        """Await the first output in a task that `close` can cancel: until then vLLM may not know the request."""
         start = asyncio.ensure_future(anext(outputs, None))
         self._starting.add(start)
         try:
@@ -185,48 +186,48 @@ class VLLMEngine:
             self._starting.discard(start)
 
     def close(self) -> None:
-        """Shut vLLM down and make sure that its processes are gone."""
+        """Shut vLLM down and make sure that its processes have ended."""
         if self._closed:
             return
         self._closed = True
         try:
             if self._loop is not None and self._loop.is_running():
-                stopped = asyncio.run_coroutine_threadsafe(self._stop_reading(self._llm), self._loop)
+                stopped = asyncio.run_coroutine_threadsafe(self._cancel_requests(self._llm), self._loop)
                 if threading.current_thread() is not self._loop_thread:
                     wait([stopped], timeout=2.0)
             self._llm.shutdown()
         finally:
             processes.end_processes(self.processes)
-            # Collected now and not at interpreter exit, when vLLM's destructor no longer finds what it calls.
+            # Collected now: at interpreter exit, vLLM's destructor no longer finds the functions that it calls.
             self._llm = None
 
-    def leave_to_parent(self) -> None:
-        """Be closed in a process that was forked, without a word to vLLM's processes, which are its parent's."""
+    def detach_after_fork(self) -> None:
+        """Mark the engine closed in a forked child without signalling vLLM's processes, which belong to the parent."""
         self._closed = True
         client = self._llm.engine_core
         client._finalizer.detach()
         manager = client.resources.engine_manager
         manager._finalizer.detach()
-        # Python takes them for this process's, also when it looks for those to end and to wait for.
+        # multiprocessing takes them for children of this process, which it terminates and joins at exit.
         multiprocessing.process._children.difference_update(manager.processes)  # type: ignore[attr-defined]
         self._llm.shutdown = lambda *_, **__: None  # vLLM's destructor calls it
 
-    async def _stop_reading(self, llm: Any) -> None:
-        """End what runs or starts, and vLLM's reader, which would report its engine's end as a crash."""
+    async def _cancel_requests(self, llm: Any) -> None:
+        """Cancel all requests and vLLM's output reader, which would report the shutdown as a crash."""
         llm.output_processor.abort_requests(list(self._running), internal=False)
         reader: asyncio.Task[None] | None = llm.output_handler
-        ending = {*self._starting, *([reader] if reader is not None else [])}
-        for task in ending:
+        tasks = {*self._starting, *([reader] if reader is not None else [])}
+        for task in tasks:
             task.cancel()
-        if ending:
-            await asyncio.wait(ending)
+        if tasks:
+            await asyncio.wait(tasks)
 
 
-def _spawns_once(config: VLLMConfig) -> bool:
-    """Whether other engines may be configured once a process is spawned: it is the only one, and measures no memory."""
+def _may_unlock_at_spawn(config: VLLMConfig) -> bool:
+    """Whether other engines may start after the first spawn: no second process follows and no memory is measured."""
     arguments = dict(config.arguments)
-    measures = not vllm_config.runs_on_cpu() and "kv_cache_memory_bytes" not in arguments
-    return not measures and arguments.get("data_parallel_size", 1) == 1
+    measures_memory = not vllm_config.runs_on_cpu() and "kv_cache_memory_bytes" not in arguments
+    return not measures_memory and arguments.get("data_parallel_size", 1) == 1
 
 
 def _start(config: VLLMConfig, shared_draft: SharedDraftBuffer | None) -> Any:
@@ -234,8 +235,8 @@ def _start(config: VLLMConfig, shared_draft: SharedDraftBuffer | None) -> Any:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     arguments = vllm_config.engine_arguments(config)
-    known = AsyncEngineArgs.__dataclass_fields__
-    if unknown := sorted(set(arguments) - set(known)):
+    fields = AsyncEngineArgs.__dataclass_fields__
+    if unknown := sorted(set(arguments) - set(fields)):
         raise ConfigurationError(f"vLLM has no engine argument {', '.join(unknown)}; see vllm.AsyncEngineArgs")
     if vllm_config.runs_on_cpu():
         from lookahead_agent.cpu.plugin import register_names
@@ -261,7 +262,7 @@ def _sampling_params(sampling: Sampling, room: int) -> Any:
         prompt_logprobs=0 if sampling.prompt_logprobs else None,
         allowed_token_ids=list(sampling.allowed_token_ids) if sampling.allowed_token_ids else None,
         structured_outputs=_structured_outputs(sampling.structured),
-        # The decoder makes text itself; only vLLM's own stop strings need it there.
+        # The decoder detokenizes itself; vLLM needs text only for stop strings.
         detokenize=bool(sampling.stop),
         extra_args=None if sampling.drafted else {NO_DRAFT: True},
         output_kind=RequestOutputKind.DELTA,
@@ -278,6 +279,6 @@ def _structured_outputs(structured: Mapping[str, Any] | None) -> Any:
         return StructuredOutputsParams(**structured)
     schema = for_llguidance(schema)
     if not composes(schema):
-        # Properties that nobody has named are seldom wanted, and a small model writes them without end.
+        # Undeclared properties are seldom wanted, and a small model generates them without end.
         schema = process_for_additional_properties(schema)
     return StructuredOutputsParams(json=schema)

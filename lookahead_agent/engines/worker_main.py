@@ -1,9 +1,8 @@
 """The main module of vLLM's worker processes, in place of the user's script.
 
-vLLM spawns its workers, and a spawned Python first imports its parent's main module. With the user's script there, a
-script without an `if __name__ == "__main__"` guard would start itself a second time. This module stands in for it,
-and uses the moment to keep the worker quiet, to begin and to end it quickly, and to end it with its parent, however
-that ends.
+vLLM spawns its workers, and a spawned Python first imports its parent's main module. A user's script would run a second
+time without an `if __name__ == "__main__"` guard, so this module replaces it. It also keeps the worker quiet, shortens
+its start and exit, and kills it when its parent ends for any reason.
 """
 
 import atexit
@@ -22,50 +21,50 @@ from typing import Any
 from lookahead_agent.engines.processes import PARENT
 
 
-def _end_with(parent: int) -> None:
-    """Kill this process as soon as `parent` has ended, also if it was killed and could not say goodbye."""
-    with suppress(ProcessLookupError):  # it has ended already
+def _kill_with_parent(parent: int) -> None:
+    """Kill this process as soon as `parent` has ended, even if `parent` was killed."""
+    with suppress(ProcessLookupError):  # the parent has already ended
         select.select([os.pidfd_open(parent)], [], [])
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _parent() -> int:
-    """Who has started this process: the environment's word, for one that was killed meanwhile is nobody's parent."""
-    parent = int(os.environ.get(PARENT) or os.getppid())
-    os.environ[PARENT] = str(os.getpid())  # for those that this one will start
-    return parent
+def _parent_pid() -> int:
+    """The parent's pid, from the environment: once the parent has died, `getppid` returns another process."""
+    pid = int(os.environ.get(PARENT) or os.getppid())
+    os.environ[PARENT] = str(os.getpid())  # for child processes of this process
+    return pid
 
 
-def _end_quietly_without_parent() -> None:
-    """Say nothing where the parent has ended before it had sent what this process is for."""
-    say = sys.excepthook
-    sys.excepthook = lambda kind, error, trace: None if kind is EOFError else say(kind, error, trace)
+def _silence_early_eof() -> None:
+    """Print no traceback if the parent ends before it has sent this process its task."""
+    print_exception = sys.excepthook
+    sys.excepthook = lambda kind, error, trace: None if kind is EOFError else print_exception(kind, error, trace)
 
 
-def _begin_and_leave_quickly() -> None:
-    """Look for garbage only once the work begins, and end this process after its exit handlers.
+def _shorten_start_and_exit() -> None:
+    """Collect garbage only once the work starts, and end this process right after its exit handlers.
 
-    Looking through all that vLLM imports takes a third of the time, and taking it apart at the end takes seconds.
+    Collection takes a third of the time of vLLM's imports, and interpreter teardown takes seconds.
     """
     gc.disable()
-    work = BaseProcess._bootstrap  # type: ignore[attr-defined]
+    bootstrap = BaseProcess._bootstrap  # type: ignore[attr-defined]
 
-    def work_and_leave(process: BaseProcess, *arguments: Any) -> None:
+    def bootstrap_and_exit(process: BaseProcess, *arguments: Any) -> None:
         gc.freeze()
         gc.enable()
-        code = work(process, *arguments)
+        code = bootstrap(process, *arguments)
         atexit._run_exitfuncs()
         os._exit(code)
 
-    BaseProcess._bootstrap = work_and_leave  # type: ignore[attr-defined]
+    BaseProcess._bootstrap = bootstrap_and_exit  # type: ignore[attr-defined]
 
 
 if __name__ == "__mp_main__":
-    _end_quietly_without_parent()
-    _begin_and_leave_quickly()
-    # Before vLLM has set up its own logging, a library's warnings would go to the terminal.
+    _silence_early_eof()
+    _shorten_start_and_exit()
+    # Until vLLM sets up its logging, a library's warnings would go to the terminal.
     if "VLLM_LOGGING_LEVEL" in os.environ:
         logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
     warnings.filterwarnings("ignore", category=FutureWarning)
     if hasattr(os, "pidfd_open"):
-        threading.Thread(target=_end_with, args=(_parent(),), daemon=True).start()
+        threading.Thread(target=_kill_with_parent, args=(_parent_pid(),), daemon=True).start()

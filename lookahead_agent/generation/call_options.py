@@ -1,4 +1,4 @@
-"""What one call of the chat model may set: how tokens are chosen, the form of the reply, and tools it may call."""
+"""The options of one call of the chat model: sampling, the form of the reply, and the tools that it may call."""
 
 import reprlib
 from collections.abc import Mapping, Sequence
@@ -23,14 +23,14 @@ from lookahead_agent.engines.json_schema import check_schema, refers_to_itself, 
 from lookahead_agent.errors import ConfigurationError, check_encodable
 
 
-def _number(value: Any) -> Any:
-    # pydantic takes True for 1, which nobody means.
+def _reject_bool(value: Any) -> Any:
+    # pydantic would convert True to 1.
     if isinstance(value, bool):
         raise ValueError("Input should be a number")
     return value
 
 
-def _stops(value: Any) -> Any:
+def _stop_texts(value: Any) -> Any:
     value = [value] if isinstance(value, str) else value
     if isinstance(value, (list, tuple)) and "" in value:
         raise ValueError("stop is one text or several, none of them empty")
@@ -41,45 +41,45 @@ def _stops(value: Any) -> Any:
     return value
 
 
-_WORDS = ("auto", "none", "any", "required")
-_FORMS = (
+_MODES = ("auto", "none", "any", "required")
+_CHOICES = (
     '"auto", "none", "any", "required", True, a tool\'s name, {"type": "function", "function": {"name": …}}, '
     '{"type": "tool", "name": …} or {"type": "allowed_tools", "allowed_tools": {"mode": …, "tools": […]}}'
 )
 
-_Number = BeforeValidator(_number)
-_INT32 = 2**31  # the engine keeps these in 32 bits, and a seed in 64
+_Number = BeforeValidator(_reject_bool)
+_INT32 = 2**31  # the engine stores these values in 32 bits, and a seed in 64
 
 DEFAULT_MAX_TOKENS = 1024
 MaxTokens = Annotated[int, Field(ge=1, lt=_INT32), _Number]
 
 
 class SamplingArguments(BaseModel):
-    """How tokens are chosen and where a reply ends: the same bounds for fields, arguments of calls and requests."""
+    """Sampling and the end of a reply, with the same bounds for fields, call arguments and server requests."""
 
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False), _Number] | None = None
-    """0 takes the likeliest token; None: what the model's makers recommend."""
+    """Sampling temperature; 0 takes the likeliest token. None: the value that the model's makers recommend."""
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False), _Number] | None = None
-    """Probability mass that is sampled from; None: what the model's makers recommend."""
+    """Probability mass to sample from; None: the value that the model's makers recommend."""
     top_k: Annotated[int, Field(ge=0, lt=_INT32), _Number] | None = None
-    """Number of likeliest tokens that are sampled from, 0 for all; None: what the model's makers recommend."""
+    """Number of likeliest tokens to sample from, 0 for all; None: the value that the model's makers recommend."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63), _Number] | None = None
-    """Makes sampling repeatable for policies that do not depend on timing (off, exact)."""
+    """Makes sampling repeatable under policies that do not depend on timing (off, exact)."""
     max_tokens: MaxTokens | None = None
-    """Most tokens of a reply."""
+    """Maximum number of tokens of a reply."""
     stop: (
         Annotated[
             list[Annotated[str, Field(strict=True)]],
             Field(fail_fast=True),
-            BeforeValidator(_stops, json_schema_input_type=str | list[str]),
+            BeforeValidator(_stop_texts, json_schema_input_type=str | list[str]),
         ]
         | None
     ) = None
-    """Texts that end a reply, or one; they are not part of it."""
+    """Text or texts that end the reply, which does not include them."""
 
     @classmethod
     def read(cls, options: Mapping[str, Any]) -> Self:
-        """Check values."""
+        """Validate options; raises ConfigurationError."""
         try:
             return cls.model_validate(options)
         except ValidationError as error:
@@ -92,42 +92,41 @@ class SamplingArguments(BaseModel):
 
 
 class CallOptions(SamplingArguments):
-    """Keyword arguments of a call, by the same rules as the constructor's."""
+    """Keyword arguments of a call, validated as the constructor's are."""
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
     policy: Any = None
-    """Of this call."""
+    """Policy of this call."""
     tools: Annotated[list[dict[str, Any]], BeforeValidator(lambda value: openai_tools(value or ()))] = Field(
         default_factory=list
     )
-    """Tools in OpenAI's format, or what can be converted to it."""
+    """Tools in OpenAI's format, or values that convert to it."""
     tool_choice: Any = None
-    """In any of the forms that `bind_tools` takes; once read, "required": the reply must call one of `tools`."""
+    """A choice as `bind_tools` takes it; once validated, "required" if the reply must call one of `tools`, or None."""
     parallel_tool_calls: bool | None = None
-    """Whether a reply may call several tools; None: as the model wants, one if a call is required."""
+    """Whether a reply may call several tools; None: the model decides, but a required call is a single one."""
     response_format: dict[str, Any] | None = None
     """`{"type": "json_schema", "json_schema": {"name": …, "schema": …}}`, `{"type": "json_object"}` or
     `{"type": "text"}`."""
     template_arguments: dict[str, Any] = Field(default_factory=dict)
     """Further variables of the model's chat template, such as `enable_thinking`."""
     node: str | None = None
-    """Name or path of the node that the reply belongs to; None: the LangGraph node that calls. Policies and metadata go
-    by it."""
+    """Name or path of the node that selects the policy and that metadata names; None: the calling LangGraph node."""
     action_markers: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """Texts that open an action region, such as "Plan:": from the end of the first one on, only the target writes."""
+    """Texts that open an action region, such as "Plan:": after the first one, only the target writes."""
 
     _form: dict[str, Any] | None = PrivateAttr(None)
     _structured: dict[str, Any] | None = PrivateAttr(None)
 
     @field_validator("tools", "response_format", "template_arguments", "node", "action_markers")
     @classmethod
-    def _encodable(cls, value: Any, info: ValidationInfo) -> Any:
+    def _check_encodable(cls, value: Any, info: ValidationInfo) -> Any:
         check_encodable(value, str(info.field_name))
         return value
 
     @model_validator(mode="after")
-    def _go_together(self) -> Self:
+    def _build_constraint(self) -> Self:
         if "tool_choice" in self.model_fields_set:
             self.tools, self.tool_choice = choose_tools(self.tools, self.tool_choice)
         form = _constraint(self.response_format) if self.response_format is not None else None
@@ -137,31 +136,31 @@ class CallOptions(SamplingArguments):
             raise ConfigurationError("a tool call is required, but there are no tools")
         if form is None and self.tool_choice is None:
             return self
-        # What is too large for a grammar is refused before it is copied, and all together.
+        # Check each schema's size before it is copied, and then the size of the whole.
         for schema in ((form or {}).get("json"), *(tool["function"].get("parameters") for tool in self.tools)):
             check_schema(schema or {})
         self._form = self._structured = form
         if self.tools:
-            calls: dict[str, Any] = {"anyOf": _calls(self.tools, "/anyOf")}
+            calls: dict[str, Any] = {"anyOf": _call_schemas(self.tools, "/anyOf")}
             if self.parallel_tool_calls:
-                calls = {"type": "array", "items": {"anyOf": _calls(self.tools, "/items/anyOf")}, "minItems": 1}
+                calls = {"type": "array", "items": {"anyOf": _call_schemas(self.tools, "/items/anyOf")}, "minItems": 1}
             check_schema(calls)
             self._structured = {"json": calls}
         return self
 
     @property
     def form(self) -> dict[str, Any] | None:
-        """The constraint of the `response_format`; None: free text."""
+        """The constraint of `response_format`; None: free text."""
         return self._form
 
     @property
     def structured(self) -> dict[str, Any] | None:
-        """The constraint on the reply, for `Sampling.structured`: a call, or else the form; None: free text."""
+        """The constraint for `Sampling.structured`: a call if there are tools, else the form; None: free text."""
         return self._structured
 
 
 def openai_tools(tools: Sequence[Any]) -> list[dict[str, Any]]:
-    """Tools, functions, classes, or dictionaries of OpenAI, Anthropic or Bedrock, in OpenAI's format."""
+    """Convert tools, functions, classes, or dictionaries of OpenAI, Anthropic or Bedrock to OpenAI's format."""
     if isinstance(tools, (str, Mapping)) or not isinstance(tools, Sequence):
         raise ConfigurationError("tools is a list of tools")
     return [_openai_tool(tool) for tool in tools]
@@ -169,7 +168,7 @@ def openai_tools(tools: Sequence[Any]) -> list[dict[str, Any]]:
 
 def _openai_tool(tool: Any) -> dict[str, Any]:
     kind = tool.get("type") if isinstance(tool, dict) else None
-    # A JSON schema has a type too, and OpenAI's newer API leaves the function's fields beside it.
+    # A JSON schema has a type too, and OpenAI's newer API puts the function's fields beside the type.
     if kind == "function" and "function" not in tool:
         tool = {key: value for key, value in tool.items() if key != "type"}
     elif kind not in (None, "function") and "title" not in tool and "input_schema" not in tool:
@@ -177,7 +176,7 @@ def _openai_tool(tool: Any) -> dict[str, Any]:
             f"a tool of the type {kind!r} is no function that this model can call: bind a function of your own"
         )
     try:
-        converted = _converted(tool)
+        converted = _convert(tool)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigurationError(f"this is no tool that a model can call: {reason[0]}") from error
@@ -189,9 +188,9 @@ def _openai_tool(tool: Any) -> dict[str, Any]:
     return converted
 
 
-def _converted(tool: Any) -> dict[str, Any]:
-    """A tool as LangChain converts it, but for references: LangChain puts in their place what they refer to, which may
-    be very much, and nothing where that refers to itself."""
+def _convert(tool: Any) -> dict[str, Any]:
+    """Convert a tool as LangChain does, but keep references: LangChain replaces them by their targets, which may be
+    huge, and drops recursive ones."""
     schema = tool.tool_call_schema if isinstance(tool, BaseTool) else tool
     if isinstance(tool, BaseTool) and isinstance(schema, dict) and any("$ref" in part for part in subschemas(schema)):
         function = {"name": tool.name, "description": tool.description, "parameters": _parameters(schema)}
@@ -200,14 +199,14 @@ def _converted(tool: Any) -> dict[str, Any]:
     if isfunction(tool):
         schema = StructuredTool.from_function(tool, description="…").tool_call_schema
     if isinstance(schema, type) and issubclass(schema, BaseModel):
-        whole = schema.model_json_schema()
-        if refers_to_itself(whole):
-            converted["function"]["parameters"] = _parameters(whole)
+        full_schema = schema.model_json_schema()
+        if refers_to_itself(full_schema):
+            converted["function"]["parameters"] = _parameters(full_schema)
     return converted
 
 
 def _parameters(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema as the parameters of a function, which are an object and no reference to one."""
+    """Return a schema as function parameters, which must be an object and not a reference to one."""
     root = target(schema, schema.get("$ref", "#"))
     described = {"title", "description", "$ref"}
     parts = {**schema, **root} if isinstance(root, Mapping) else schema
@@ -215,8 +214,8 @@ def _parameters(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def choose_tools(tools: list[dict[str, Any]], choice: Any) -> tuple[list[dict[str, Any]], Literal["required"] | None]:
-    """The tools that a reply may call by a `tool_choice` in any of the usual forms, and whether it must call one."""
-    mode, names = _read(choice)
+    """Return the tools that a reply may call under a `tool_choice`, and "required" if it must call one."""
+    mode, names = _parse_choice(choice)
     if names is not None:
         known = [tool["function"]["name"] for tool in tools]
         for name in names:
@@ -226,8 +225,8 @@ def choose_tools(tools: list[dict[str, Any]], choice: Any) -> tuple[list[dict[st
     return [] if mode == "none" else tools, "required" if mode == "required" else None
 
 
-def _read(choice: Any) -> tuple[Literal["auto", "none", "required"], list[str] | None]:
-    """The demand of a choice, and the tools that it allows; None: all."""
+def _parse_choice(choice: Any) -> tuple[Literal["auto", "none", "required"], list[str] | None]:
+    """Return the mode of a choice, and the names of the tools that it allows; None: all."""
     match choice:
         case None | False | "auto" | {"type": "auto"}:
             return "auto", None
@@ -238,17 +237,17 @@ def _read(choice: Any) -> tuple[Literal["auto", "none", "required"], list[str] |
         case {"type": "allowed_tools", "allowed_tools": dict() as allowed} | (
             {"type": "allowed_tools", "tools": list()} as allowed
         ):
-            named = [_named(tool) for tool in allowed.get("tools") or ()]
-            if named and None not in named and allowed.get("mode", "auto") in _WORDS:
-                return _read(allowed.get("mode", "auto"))[0], [name for name in named if name is not None]
+            named = [_tool_name(tool) for tool in allowed.get("tools") or ()]
+            if named and None not in named and allowed.get("mode", "auto") in _MODES:
+                return _parse_choice(allowed.get("mode", "auto"))[0], [name for name in named if name is not None]
         case str() if choice:
             return "required", [choice]
-        case _ if (name := _named(choice)) is not None:
+        case _ if (name := _tool_name(choice)) is not None:
             return "required", [name]
-    raise ConfigurationError(f"tool_choice is {_FORMS}")
+    raise ConfigurationError(f"tool_choice is {_CHOICES}")
 
 
-def _named(choice: Any) -> str | None:
+def _tool_name(choice: Any) -> str | None:
     match choice:
         case {"type": "function", "function": {"name": str() as name}} | {
             "type": "function" | "tool",
@@ -261,7 +260,7 @@ def _named(choice: Any) -> str | None:
 
 
 def _constraint(response_format: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The constraint of an OpenAI `response_format`, for `Sampling.structured`; None: free text."""
+    """Convert OpenAI's `response_format` to a constraint for `Sampling.structured`; None: free text."""
     match response_format:
         case {"type": "text"}:
             return None
@@ -275,15 +274,15 @@ def _constraint(response_format: Mapping[str, Any]) -> dict[str, Any] | None:
     )
 
 
-def _calls(tools: Sequence[Mapping[str, Any]], at: str) -> list[dict[str, Any]]:
-    """The schema of a call of each tool; `at` is the place of their list, as a JSON pointer."""
+def _call_schemas(tools: Sequence[Mapping[str, Any]], pointer: str) -> list[dict[str, Any]]:
+    """Return the schema of a call of each tool; `pointer` is the JSON pointer of the returned list."""
     return [
         {
             "type": "object",
             "properties": {
                 "name": {"const": tool["function"]["name"]},
                 "arguments": relocated(
-                    tool["function"].get("parameters") or {"type": "object"}, f"{at}/{index}/properties/arguments"
+                    tool["function"].get("parameters") or {"type": "object"}, f"{pointer}/{index}/properties/arguments"
                 ),
             },
             "required": ["name", "arguments"],

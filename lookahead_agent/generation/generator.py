@@ -1,4 +1,4 @@
-"""Generates one reply on engines of this process: its prompt, its speculation mode, and the decoder's figures."""
+"""Generates one reply on the engines of this process: its prompt, speculation mode, decoding and metadata."""
 
 import asyncio
 import logging
@@ -25,28 +25,28 @@ from lookahead_agent.runtime.modes import Mode, ModeChoice
 
 logger = logging.getLogger(__name__)
 
-_LEAST_TOKENS = 24  # of a reply whose pace says something
-_OTHERS = 0.1  # share of the cores' time from which other programs make a reply's pace say nothing of the machine
-_LEAST_PASSES = 12  # of a reply whose tokens tell the acceptance rate of draft tokens
+_MIN_TOKENS = 24  # tokens from which the pace of a reply is recorded
+_MAX_OTHERS_SHARE = 0.1  # CPU share of other programs from which a pace is not kept for later runs
+_MIN_PASSES = 12  # forward passes from which a reply measures the acceptance rate of draft tokens
 
-_FIRST_TOKENS = 16  # in which a reply that may be a call shows that it is one
-_REPORTED = (
+_DECIDING_TOKENS = 16  # tokens in which a reply that may be a call shows that it is one
+_REPORT_FIELDS = (
     *("steps", "accepted", "acceptance_rate", "verifier_calls", "judge_calls", "refuted"),
     "target_forward_passes",
 )
 
 Emit = Callable[[TextDelta | StepEvent], None]
 Generated = tuple[ReadReply, list[Reply]]
-"""A reply as it was read, and as the decoder wrote it: in one part, or several."""
+"""The parsed reply, and the decoder's reply for each of its parts."""
 
 
 def _ignore(_: object) -> None:
-    """For text that is shown when it is complete, or not at all."""
+    """Discard text that is emitted when it is complete, or never."""
 
 
 @dataclass(eq=False)
 class ReplyGenerator:
-    """Generates one reply in the model's own words, with tool calls if the model likes."""
+    """Generates one reply without constraints, which may have tool calls."""
 
     request: GenerateRequest
     engines: EngineSet
@@ -62,17 +62,17 @@ class ReplyGenerator:
         self._verifier = engines.verifier(policy)
         if certificate is not None and self._verifier is not None:
             self._verifier = engines.drift_monitor.audited(self._verifier, certificate, request.audit_rate)
-        self._kind = f"{request.node}|{policy.name}"  # the replies of like speed: those of one node under one policy
-        self._chosen = self._mode()
+        self._group = f"{request.node}|{policy.name}"  # replies of comparable speed: one node under one policy
+        self._choice = self._choose_mode()
 
-    def _mode(self) -> ModeChoice:
-        """The speculation mode: as the policy forces, else the fastest in this node."""
+    def _choose_mode(self) -> ModeChoice:
+        """Choose the speculation mode: the one that the policy forces, else the fastest in this node."""
         engines, policy = self.engines, self.request.policy
         tokens: Mode = "sd" if engines.speculates_on_tokens else "off"
         both: Mode = "lr+sd" if engines.speculates_on_tokens else "lr"
         if self._verifier is None:
             setup = engines.engine_setup
-            if setup is not None and setup.may_leave_out_draft and (alone := engines.modes.without_draft(self._kind)):
+            if setup is not None and setup.draft_is_optional and (alone := engines.modes.without_draft(self._group)):
                 return alone
             return ModeChoice(tokens, "the policy allows no draft step" if not policy.speculates else "no draft engine")
         if policy.forces_speculation:
@@ -81,89 +81,89 @@ class ReplyGenerator:
             return ModeChoice(both, "engines were given")
         modes: tuple[Mode, ...] = ("sd", "lr+sd", "off") if engines.shared_draft else (tokens, both)
         busy: Mode = "off" if engines.engine_setup.alone_when_busy else "sd"
-        return engines.modes.choose(self._kind, modes, max(engines.target.in_flight, engines.replies_at_once), busy)
+        return engines.modes.choose(self._group, modes, max(engines.target.in_flight, engines.replies_at_once), busy)
 
     async def reply(self) -> ChatReply:
-        """Generate the reply; raises what `LocalBackend.generate` raises."""
+        """Generate the reply; raises the errors of `LocalBackend.generate`."""
         engines = self.engines
         engines.replies_at_once += 1
         try:
             if engines.warmer.reading is not None:
                 await engines.warmer.stop()
-            # Only a reply beside which no other is written says by its pace what the engines can do.
+            # Only the pace of a reply that runs alone measures the engines.
             alone = engines.replies_at_once == 1 and engines.target.in_flight == 0
             engines.replies += 1
-            number, measured = engines.replies, alone and self._speeds is not None
-            began = asyncio.create_task(asyncio.to_thread(engines.cpu_time)) if measured else None
+            number, measures = engines.replies, alone and self._speeds is not None
+            cpu_before = asyncio.create_task(asyncio.to_thread(engines.cpu_time)) if measures else None
             context = engines.target.context_length
             prompt = await asyncio.to_thread(self._prompt, engines.target.tokenizer, context)
             room = context - len(prompt)
             sampling = replace(self.request.sampling, max_tokens=min(self.request.sampling.max_tokens, room))
-            read, written = await self._generate(prompt, sampling)
+            read, parts = await self._generate(prompt, sampling)
             report = ReplyReport()
-            for part in written:
+            for part in parts:
                 report.add(part.report)
-            tokens = [token for part in written for token in part.token_ids]
+            tokens = [token for part in parts for token in part.token_ids]
             if isinstance(prompt, ChatPrompt):
                 await asyncio.to_thread(engines.target.tokenizer.remember_reply, prompt, tokens)
             engines.warmer.known.append((engines.target, [*prompt, *tokens]))
-            if (seen := report.target_prompt).cached is not None and tokens:
-                engines.modes.learn_tokens(self._kind, seen.total - seen.cached, len(tokens))
+            if (counts := report.target_prompt).cached is not None and tokens:
+                engines.modes.learn_tokens(self._group, counts.total - counts.cached, len(tokens))
             if alone and engines.replies == number and engines.target.in_flight == 0:
-                await self._learn(report, len(tokens), await began if began is not None else None)
+                await self._learn(report, len(tokens), await cpu_before if cpu_before is not None else None)
         finally:
             engines.replies_at_once -= 1
             if engines.warmer.waiting:
                 engines.warmer.go_on()
         if engines.drift_monitor.waiting:
             engines.drift_monitor.audit_waiting()
-        finish = written[-1].finish_reason
+        finish_reason = parts[-1].finish_reason
         return ChatReply(
             read.parsed.content,
             read.thinking,
             read.parsed.tool_calls,
             read.parsed.invalid_tool_calls,
-            "tool_calls" if finish == "stop" and read.parsed.tool_calls else finish,
+            "tool_calls" if finish_reason == "stop" and read.parsed.tool_calls else finish_reason,
             len(prompt),
-            read.thinking_tokens(written[0].text_ends),
+            read.thinking_tokens(parts[0].text_ends),
             tokens,
-            self._figures(report),
+            self._metadata(report),
         )
 
     async def warm(self) -> None:
-        """Have the engines of this machine that the reply's mode needs read the prompt ahead."""
-        engines, mode = self.engines, self._chosen.mode
+        """Queue the prompt for prefill on the local engines that the reply's mode needs."""
+        engines, mode = self.engines, self._choice.mode
         drafts = mode in ("lr", "lr+sd") or (mode == "sd" and engines.shared_draft)
         for engine in (engines.target, engines.draft if drafts else None):
-            if isinstance(engine, VLLMEngine):  # reading costs money elsewhere
+            if isinstance(engine, VLLMEngine):  # prefill on a server may cost money
                 ids = await asyncio.to_thread(self._prompt, engine.tokenizer, engine.context_length)
                 engines.warmer.add(engine, ids, drafted=mode != "off")
 
     @property
     def _speeds(self) -> ReplySpeeds | None:
-        """Where the pace of such a reply is kept for later runs; None: nowhere."""
+        """The record of paces for later runs; None: the pace of this mode is not recorded."""
         setup = self.engines.engine_setup
         if setup is None or setup.configuration is None:
             return None
-        return setup.speeds if self._chosen.mode == ("off" if setup.speculation_method == "none" else "sd") else None
+        return setup.speeds if self._choice.mode == ("off" if setup.speculation_method == "none" else "sd") else None
 
-    async def _learn(self, report: ReplyReport, tokens: int, began: CPUTime | None) -> None:
-        """Remember the pace of a reply beside which no other was generated, for this node and for later runs."""
-        setup, mode = self.engines.engine_setup, self._chosen.mode
-        if tokens < _LEAST_TOKENS or report.speculation_disabled is not None or self.request.sampling.seeded:
+    async def _learn(self, report: ReplyReport, tokens: int, cpu_before: CPUTime | None) -> None:
+        """Record the pace of a reply that ran alone, for this node and for later runs."""
+        setup, mode = self.engines.engine_setup, self._choice.mode
+        if tokens < _MIN_TOKENS or report.speculation_disabled is not None or self.request.sampling.seeded:
             return
-        # Without the prompt: what it takes depends on its length, and on how much of it the engine has seen before.
+        # The pace excludes prefill, whose time depends on the prompt's length and on prefix cache hits.
         pace = report.pace(tokens)
         if not self.request.policy.forces_speculation:
-            self.engines.modes.learn(self._kind, mode, pace)
-        if setup is None or setup.configuration is None or (speeds := self._speeds) is None or began is None:
+            self.engines.modes.learn(self._group, mode, pace)
+        if setup is None or setup.configuration is None or (speeds := self._speeds) is None or cpu_before is None:
             return
-        others = (await asyncio.to_thread(self.engines.cpu_time)).share_of_others(began)
-        if others >= _OTHERS:
-            logger.debug("other programs had %.0f %% of the cores: a reply's pace is not kept", 100 * others)
+        others_share = (await asyncio.to_thread(self.engines.cpu_time)).share_of_others(cpu_before)
+        if others_share >= _MAX_OTHERS_SHARE:
+            logger.debug("other programs had %.0f %% of the cores: a reply's pace is not kept", 100 * others_share)
             return
         rate, passes = None, report.target_forward_passes
-        if setup.draft_tokens and passes >= _LEAST_PASSES and mode == "sd":
+        if setup.draft_tokens and passes >= _MIN_PASSES and mode == "sd":
             rate = acceptance_rate_of((tokens - 1) / (passes - 1), setup.draft_tokens)
         await asyncio.to_thread(speeds.add, setup.configuration.name, pace, rate)
 
@@ -171,7 +171,7 @@ class ReplyGenerator:
         request, target = self.request, self.engines.target.tokenizer
         if request.messages is not None:
             arguments, whole = request.template_arguments, tokenizer is target
-            if not whole:  # its template may not have the target's variables
+            if not whole:  # the draft's template may not have the target's variables
                 arguments = {name: arguments[name] for name in arguments.keys() & tokenizer.template_variables}
             ids: list[int] = tokenizer.chat_prompt(request.messages, request.tools, arguments, longest, whole=whole)
         elif isinstance(request.prompt, str):
@@ -195,20 +195,20 @@ class ReplyGenerator:
         markers = self.parser.markers if self.request.tools else ()
         actions = (*(markers or ()), *self.request.action_markers)
         regions = Regions(actions, self.thinking, self.request.policy.answer_from_target or markers is None)
-        # In a format whose beginning nobody knows, all may be a call: what comes after the thinking is the target's.
+        # Without known markers, any text may be a call: only the target writes after the thinking.
         speculate = markers is not None or self.thinking is not None
         reader = self._reader(prompt, with_calls=True)
-        written = await self._write(prompt, sampling, regions, reader.push, speculate=speculate)
-        # vLLM's parsers are slow to start.
-        read = await asyncio.to_thread(reader.finish, written.cut)
+        decoded = await self._decode(prompt, sampling, regions, reader.push, speculate=speculate)
+        # In a thread: vLLM's parsers start slowly.
+        read = await asyncio.to_thread(reader.finish, decoded.truncated)
         if self.request.parallel_tool_calls is False:
             del read.parsed.tool_calls[1:]
         for piece in read.pieces:
             self.emit(piece)
-        return read, [written]
+        return read, [decoded]
 
     def _reader(self, prompt: list[int], *, with_calls: bool) -> ReplyReader:
-        end, tags = self._end_of(prompt), self.thinking
+        end, tags = self._prompt_tail(prompt), self.thinking
         return ReplyReader(
             tags,
             inside=tags is not None and tags.opened_by(end),
@@ -218,34 +218,34 @@ class ReplyGenerator:
             emit=self.emit,
         )
 
-    def _end_of(self, prompt: list[int]) -> str:
+    def _prompt_tail(self, prompt: list[int]) -> str:
         return self.engines.target.tokenizer.decode(prompt[-PROMPT_TAIL:])
 
-    async def _write(
+    async def _decode(
         self, prompt: list[int], sampling: Sampling, regions: Regions, on_text: Callable[[str], None], speculate: bool
     ) -> Reply:
-        """Have the decoder write a reply, or a part of one."""
+        """Run the decoder for a reply or a part of one."""
         request, engines = self.request, self.engines
-        verifier = self._verifier if speculate and self._chosen.mode in ("lr", "lr+sd") else None
-        draft_prompt, refused, draft = None, None, engines.draft
+        verifier = self._verifier if speculate and self._choice.mode in ("lr", "lr+sd") else None
+        draft_prompt, draft_problem, draft = None, None, engines.draft
         if verifier is not None and draft and draft.tokenizer.fingerprint != engines.target.tokenizer.fingerprint:
             try:
                 draft_prompt = tuple(await asyncio.to_thread(self._prompt, draft.tokenizer))
-            except ConfigurationError as error:  # never worse than the target alone
-                verifier, refused = None, f"the draft cannot take the prompt: {error}"
-        sampling = replace(sampling, drafted=self._chosen.mode != "off")
+            except ConfigurationError as error:  # a reply never fails because of its draft
+                verifier, draft_problem = None, f"the draft cannot take the prompt: {error}"
+        sampling = replace(sampling, drafted=self._choice.mode != "off")
         settings = replace(
             decoding_settings(request.policy),
             target_timeout=request.target_timeout,
-            shared_draft=self._chosen.mode in ("sd", "lr+sd"),
+            shared_draft=self._choice.mode in ("sd", "lr+sd"),
         )
-        asked = ReplyRequest(tuple(prompt), sampling, request.question, regions, draft_prompt)
-        reply = await lookahead(asked, engines.target, draft, verifier, settings, on_text, self.emit)
-        reply.report.speculation_disabled = reply.report.speculation_disabled or refused
+        decoder_request = ReplyRequest(tuple(prompt), sampling, request.question, regions, draft_prompt)
+        reply = await lookahead(decoder_request, engines.target, draft, verifier, settings, on_text, self.emit)
+        reply.report.speculation_disabled = reply.report.speculation_disabled or draft_problem
         return reply
 
-    def _figures(self, report: ReplyReport) -> dict[str, Any]:
-        """`response_metadata["lookahead"]`, as `ChatLookahead` documents it."""
+    def _metadata(self, report: ReplyReport) -> dict[str, Any]:
+        """Return `response_metadata["lookahead"]`, as the reference documents it."""
         request, engines, setup = self.request, self.engines, self.engines.engine_setup
         lacks_draft = request.policy.speculates and self._verifier is None and not request.must_call
         return {
@@ -256,8 +256,8 @@ class ReplyGenerator:
             "audit": asdict(engines.drift_monitor.counts),
             "node": request.node.rpartition(":")[2] or None,
             "path": request.node or None,
-            "mode": self._chosen.mode,
-            "mode_reason": self._chosen.reason,
+            "mode": self._choice.mode,
+            "mode_reason": self._choice.reason,
             "engines": {
                 "speculation_method": setup.speculation_method,
                 "precision": dict(setup.precision),
@@ -265,7 +265,7 @@ class ReplyGenerator:
             }
             if setup is not None
             else {},
-            **{name: getattr(report, name) for name in _REPORTED},
+            **{name: getattr(report, name) for name in _REPORT_FIELDS},
             "tokens": {"target": asdict(report.target_tokens), "draft": asdict(report.draft_tokens)},
             "prompt_tokens": {"target": asdict(report.target_prompt), "draft": asdict(report.draft_prompt)},
             "seconds": report.seconds,
@@ -274,88 +274,88 @@ class ReplyGenerator:
 
 
 class ConstrainedGenerator(ReplyGenerator):
-    """Generates a reply under the constraint of `Sampling.structured`."""
+    """Generates a reply under the constraint `Sampling.structured`."""
 
     async def _generate(self, prompt: list[int], sampling: Sampling) -> Generated:
-        # A text that ends replies may be in a string of the form, which would be no form without its end.
+        # A stop string may occur within a JSON string: the form would be incomplete if it ended there.
         sampling = replace(sampling, stop=())
         target, tags = self.engines.target, self.thinking
         calls = self.request.must_call
-        thinks = tags is not None and not tags.closed_by(self._end_of(prompt))
+        thinks = tags is not None and not tags.closed_by(self._prompt_tail(prompt))
         if isinstance(target, VLLMEngine) and (thinks or (self.request.tools and not calls)):
             for structured in filter(None, (sampling.structured, self.request.form)):
-                # Or what is written before would be for nothing.
+                # An invalid constraint must fail before tokens are generated in vain.
                 await target.check(replace(sampling, structured=structured))
         read, parts = ReadReply(), list[Reply]()
         if tags is not None and thinks:
             opened = list(prompt)
-            if not tags.opened_by(self._end_of(prompt)):
+            if not tags.opened_by(self._prompt_tail(prompt)):
                 opened += target.tokenizer.encode(f"{tags.open}\n")
             reader = self._reader(opened, with_calls=False)
             free = replace(sampling, structured=None, stop=(tags.close,))
-            thought = await self._write(opened, free, Regions(thinking=tags), reader.push, speculate=True)
-            read = reader.finish(thought.cut)
+            thought = await self._decode(opened, free, Regions(thinking=tags), reader.push, speculate=True)
+            read = reader.finish(thought.truncated)
             for piece in read.pieces:
                 self.emit(piece)
-            left = sampling.max_tokens - len(thought.token_ids)
-            if left < 1 or not tags.closed_by(target.tokenizer.decode(thought.token_ids)):
-                # Also where the model itself ended its thinking.
+            remaining = sampling.max_tokens - len(thought.token_ids)
+            if remaining < 1 or not tags.closed_by(target.tokenizer.decode(thought.token_ids)):
+                # Also if the model ended the reply within its thinking.
                 return read, [replace(thought, finish_reason="length")]
             parts.append(thought)
-            prompt, sampling = [*opened, *thought.token_ids], replace(sampling, max_tokens=left)
+            prompt, sampling = [*opened, *thought.token_ids], replace(sampling, max_tokens=remaining)
         if self.request.tools and not calls:
-            calls = await self._decide(prompt, sampling, parts)
+            calls = await self._decide_call(prompt, sampling, parts)
             if not calls:
                 sampling = replace(sampling, structured=self.request.form)
-        # What may be a call is shown when it is complete.
+        # Text that may be a call is emitted when it is complete.
         show = _ignore if self.request.tools else self._emit_answer
-        written = await self._write(prompt, sampling, Regions(), show, speculate=False)
+        decoded = await self._decode(prompt, sampling, Regions(), show, speculate=False)
         if self.request.tools:
-            read.parsed = await asyncio.to_thread(self._in_form, written, calls)
+            read.parsed = await asyncio.to_thread(self._parse_constrained, decoded, calls)
             if read.parsed.content:
                 self._emit_answer(read.parsed.content)
         else:
-            read.parsed = ParsedReply(written.text)
-        if not read.parsed.tool_calls and written.finish_reason == "stop" and not is_json(written.text):
+            read.parsed = ParsedReply(decoded.text)
+        if not read.parsed.tool_calls and decoded.finish_reason == "stop" and not is_json(decoded.text):
             logger.warning("the target ended a reply before its form was complete: its engine does not hold to forms")
-            written = replace(written, finish_reason="length")
-        return read, [*parts, written]
+            decoded = replace(decoded, finish_reason="length")
+        return read, [*parts, decoded]
 
-    async def _decide(self, prompt: list[int], sampling: Sampling, parts: list[Reply]) -> bool:
-        """Whether a reply that may be a call or in a form is to be a call: the model's own first words decide.
+    async def _decide_call(self, prompt: list[int], sampling: Sampling, parts: list[Reply]) -> bool:
+        """Decide by the model's first words, without a constraint, whether the reply is a tool call or in the form.
 
-        Under a grammar of both, a model that knows of no form would begin the same call again and again.
+        Under a grammar of both, a model that does not know the form would begin the same call again and again.
         """
-        free = replace(sampling, structured=None, max_tokens=min(_FIRST_TOKENS, sampling.max_tokens))
-        begun = await self._write(prompt, free, Regions(), _ignore, speculate=False)
-        begun.report.not_part_of_reply()
-        parts.append(replace(begun, token_ids=()))
-        return (await asyncio.to_thread(self._in_own_format, begun)).called
+        free = replace(sampling, structured=None, max_tokens=min(_DECIDING_TOKENS, sampling.max_tokens))
+        probe = await self._decode(prompt, free, Regions(), _ignore, speculate=False)
+        probe.report.not_part_of_reply()
+        parts.append(replace(probe, token_ids=()))
+        return (await asyncio.to_thread(self._parse_own_format, probe)).called
 
-    def _in_form(self, written: Reply, calls: bool) -> ParsedReply:
-        """A reply that must be a call, or in the form although it might have been one."""
+    def _parse_constrained(self, decoded: Reply, calls: bool) -> ParsedReply:
+        """Parse a constrained reply: a call if `calls`, else the form; other text by the model's own format."""
         if not calls:
-            return ParsedReply(written.text) if is_json(written.text) else self._in_own_format(written)
-        parsed = parse_constrained(written.text, self.request.tools)
+            return ParsedReply(decoded.text) if is_json(decoded.text) else self._parse_own_format(decoded)
+        parsed = parse_constrained(decoded.text, self.request.tools)
         if parsed.tool_calls:
             return parsed
-        # A server that knows no constraints leaves the model to its own format.
-        own = self._in_own_format(written)
-        return ParsedReply("", own.tool_calls, own.invalid_tool_calls) if own.tool_calls else parsed
+        # A server without constrained decoding lets the model use its own format.
+        native = self._parse_own_format(decoded)
+        return ParsedReply("", native.tool_calls, native.invalid_tool_calls) if native.tool_calls else parsed
 
-    def _in_own_format(self, written: Reply) -> ParsedReply:
-        """A reply without thinking, read in the model's own format."""
+    def _parse_own_format(self, decoded: Reply) -> ParsedReply:
+        """Parse a reply without thinking in the model's own tool format."""
         reader = ReplyReader(
             None, inside=False, after=False, parser=self.parser, tools=self.request.tools, emit=_ignore
         )
-        reader.push(written.text)
-        return reader.finish(written.cut).parsed
+        reader.push(decoded.text)
+        return reader.finish(decoded.truncated).parsed
 
     def _emit_answer(self, text: str) -> None:
         self.emit(TextDelta("answer", text))
 
 
 def decoding_settings(policy: VerifierPolicy) -> DecodingSettings:
-    """The part of a policy that the decoder reads."""
+    """Return the settings of a policy that the decoder uses."""
     fields = DecodingSettings.__dataclass_fields__.keys() & VerifierPolicy.model_fields.keys()
     return DecodingSettings(**{field: getattr(policy, field) for field in fields} | {"depth": policy.steps_ahead})

@@ -1,4 +1,4 @@
-"""Generates replies on engines of this process, which chat models of one configuration share."""
+"""Generates replies on the engines of this process, which chat models of one configuration share."""
 
 import asyncio
 import logging
@@ -22,47 +22,47 @@ from lookahead_agent.runtime.runtime import Runtime
 
 logger = logging.getLogger(__name__)
 
-_MOST_TO_WARM = 16  # prompts that wait until the engines run
+_MAX_QUEUED = 16  # prompts that wait for the engines to start
 
 
 class LocalBackend:
-    """Generates the replies of one chat model on engines that are given, or that a runtime starts."""
+    """Generates the replies of one chat model, on the engines passed in or on those that a runtime starts."""
 
     def __init__(self, engines: EngineSet | None = None, runtime: Runtime | None = None) -> None:
         self.runtime = runtime
-        self._given = engines
+        self._injected_engines = engines
         if runtime is not None:
             runtime.lease(self)
         self._tool_parsers: dict[str | None, ToolParser] = {}
-        self._to_warm: deque[GenerateRequest] = deque(maxlen=_MOST_TO_WARM)
+        self._prefill_queue: deque[GenerateRequest] = deque(maxlen=_MAX_QUEUED)
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         """Generate a reply in the background loop; the last event is the `ChatReply`. Closing the generator aborts it.
 
-        Raises ContextLengthError, ConfigurationError if the engine cannot do what is asked, or EngineError.
+        Raises ContextLengthError, ConfigurationError if the engine does not support the request, or EngineError.
         """
 
         async def reply(emit: Emit) -> ChatReply:
             async with self.engines(request.policy) as engines:
                 thinking = self.thinking(engines)
-                # It may read files or import modules, which would delay every other reply.
+                # In a thread: it may read files or import modules, which would delay every other reply.
                 parser = await asyncio.to_thread(self._prepare, request, engines)
                 generator = ReplyGenerator if request.sampling.structured is None else ConstrainedGenerator
-                written = await generator(request, engines, thinking, parser, emit).reply()
-            if self._to_warm:
-                background.submit(self._warm_waiting())  # the reply does not wait for it
-            return written
+                chat_reply = await generator(request, engines, thinking, parser, emit).reply()
+            if self._prefill_queue:
+                background.submit(self._drain_prefill_queue())  # the reply does not wait for it
+            return chat_reply
 
-        return background.events_of(reply)
+        return background.event_stream(reply)
 
     async def warm(self, request: GenerateRequest) -> None:
-        """Have the engines read a request's prompt when no reply is written, once they run."""
-        self._to_warm.append(request)
-        await self._warm_waiting()
+        """Queue a request's prompt for prefill, which the engines do once they run and are idle."""
+        self._prefill_queue.append(request)
+        await self._drain_prefill_queue()
 
-    async def _warm_waiting(self) -> None:
-        while self._to_warm and (engines := self.running) is not None:
-            request = self._to_warm.popleft()
+    async def _drain_prefill_queue(self) -> None:
+        while self._prefill_queue and (engines := self.running) is not None:
+            request = self._prefill_queue.popleft()
             try:
                 parser = await asyncio.to_thread(self._prepare, request, engines)
                 await ReplyGenerator(request, engines, self.thinking(engines), parser).warm()
@@ -70,7 +70,7 @@ class LocalBackend:
                 logger.debug("a prompt is not read ahead: %s", error)
 
     def _prepare(self, request: GenerateRequest, engines: EngineSet) -> ToolParser:
-        """Find the policy's certificate, which the engines remember, and the parser of tool calls."""
+        """Look up the policy's certificate, which the engines cache, and return the parser of tool calls."""
         engines.certified(request.policy)
         parsers, name = self._tool_parsers, request.tool_parser
         if name not in parsers:
@@ -79,10 +79,10 @@ class LocalBackend:
 
     @asynccontextmanager
     async def engines(self, policy: VerifierPolicy) -> AsyncIterator[EngineSet]:
-        """The engines that a policy needs, started if they are not running, for as long as the context lasts."""
+        """Provide the engines that a policy needs while the context lasts; start them if they are not running."""
         if self.runtime is None:
-            assert self._given is not None
-            yield self._given
+            assert self._injected_engines is not None
+            yield self._injected_engines
             return
         self.runtime.lease(self)
         async with self.runtime.engines(policy) as engines:
@@ -95,7 +95,7 @@ class LocalBackend:
                 self.runtime.launcher.progress = progress
             for policy in policies:
                 background.run(self._context_length(policy))
-            background.run(self._warm_waiting())
+            background.run(self._drain_prefill_queue())
 
     def close(self) -> None:
         """Release the engines, which shuts them down unless another chat model has leased them."""
@@ -104,8 +104,8 @@ class LocalBackend:
 
     @property
     def running(self) -> EngineSet | None:
-        """The engines; None before they are started."""
-        return self._given or (self.runtime.running if self.runtime is not None else None)
+        """The running engines; None before they start."""
+        return self._injected_engines or (self.runtime.running if self.runtime is not None else None)
 
     @property
     def catalogue_entry(self) -> ModelSet | None:
@@ -113,25 +113,25 @@ class LocalBackend:
         return self.runtime.models if self.runtime is not None and self.runtime.models.name else None
 
     def healthy(self) -> bool:
-        """Whether the target can write replies, as far as one knows without asking it."""
+        """Return whether the target can write replies, as far as is known without a request to it."""
         return self.running is None or self.running.target.healthy
 
     def tokenizer(self) -> Tokenizer:
-        """The target's tokenizer; starts no engine."""
+        """Return the target's tokenizer; starts no engine."""
         if self.runtime is not None:
             return self.runtime.tokenizer()
-        assert self._given is not None
-        return self._given.target.tokenizer
+        assert self._injected_engines is not None
+        return self._injected_engines.target.tokenizer
 
     def known_context_length(self) -> int | None:
-        """Most tokens of prompt and reply together, as far as one knows without starting or asking anything."""
+        """Return the most tokens of prompt and reply together, if known without starting engines or asking servers."""
         if self.runtime is not None:
             return self.runtime.known_context_length()
-        assert self._given is not None
-        return self._given.target.context_length
+        assert self._injected_engines is not None
+        return self._injected_engines.target.context_length
 
     def context_length(self) -> int:
-        """Most tokens of prompt and reply together; starts the engines if they are not running."""
+        """Return the most tokens of prompt and reply together; starts the engines if they are not running."""
         return background.run(self._context_length(as_policy("off")))
 
     async def _context_length(self, policy: VerifierPolicy) -> int:
@@ -139,11 +139,11 @@ class LocalBackend:
             return engines.target.context_length
 
     def thinking(self, engines: EngineSet) -> ThinkingTags | None:
-        """The tags around the target's thinking: from the catalogue, else from its chat template."""
+        """Return the tags around the target's thinking: the catalogue's, else those of its chat template."""
         return self.catalogue_entry.thinking if self.catalogue_entry is not None else engines.target.tokenizer.thinking
 
     def explain(self, policies: Sequence[VerifierPolicy]) -> str:
-        """How the engines were chosen, and the certificates of policies; see `ChatLookahead.explain`."""
+        """Explain the selection of the engines and the certificates of policies; see `ChatLookahead.explain`."""
         engines = self.running
         if engines is None:
             return "the engines are not running: call start()"

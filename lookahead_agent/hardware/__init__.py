@@ -1,1 +1,1 @@
-"""What this machine can do, measured before any model loads, and the fastest way to run a pair of models on it."""
+"""Reads this machine's hardware, and chooses the fastest configuration of a pair of models on it."""

@@ -1,4 +1,4 @@
-"""Precision, token speculation and draft tokens on a CPU: a table by instruction set first, then measured replies.
+"""Chooses precision, token speculation and draft tokens on a CPU: by instruction set, then by measured replies.
 
 Nothing is measured before the first reply. The tables are measurements of two-core machines (docs/results/cpu.md).
 """
@@ -14,46 +14,46 @@ from lookahead_agent.hardware.inventory import processor
 Kernel = Literal["bf16", "fp32", "int8", "int8-weights"]  # "int8-weights" computes in floating point
 KERNELS: tuple[Kernel, ...] = get_args(Kernel)
 Precision = Literal["auto", "bf16", "fp32", "int8", "int8-weights"]
-"""Of a model's weights: "int8" has activations in int8 too, "int8-weights" not. "auto" is the fastest without
-loss on a CPU, and as the model's folder has it on a GPU."""
+"""Of a model's weights: "int8" has activations in int8 too, "int8-weights" in floating point. "auto" follows the
+instruction set of a CPU, and the model's folder on a GPU."""
 SpeculationMethod = Literal["none", "draft_model", "shared_draft"]
-"""Lossless token speculation: none, by the draft model on the target's cores, or by the draft on cores of its own."""
+"""Lossless token speculation: none, a draft model on the target's cores, or a shared draft on cores of its own."""
 DraftTokens = Sequence[tuple[int, int, int]]
-"""vLLM's `num_speculative_tokens_per_batch_size`: ranges of requests, both ends included, with their draft tokens."""
+"""vLLM's `num_speculative_tokens_per_batch_size`: ranges of batch sizes, ends included, with their draft tokens."""
 
-ACCEPTANCE_RATE = 0.85  # of draft tokens, until something is known of a pair (0.88 was measured of the default pair)
-MARGIN = 0.05  # share of time by which a configuration must be ahead of a simpler one
+ACCEPTANCE_RATE = 0.85  # of draft tokens, before a pair's is measured (0.88 for the default pair)
+MARGIN = 0.05  # share of time by which a configuration must beat a simpler one
 SHARED_DRAFT_MARGIN = 0.4
-"""The same for a shared draft, which takes cores from its target: replies with few draft tokens are slower with one
-(measured: 0.67 of the target's speed alone), and so are four at once (0.86)."""
+"""The same for a shared draft, which takes cores from its target. It slows replies with few draft tokens (to 0.67 of
+the speed of the target alone, as measured), and four concurrent replies (to 0.86)."""
 _HANDICAPS = {"none": 1.0, "draft_model": 1 + MARGIN, "shared_draft": (1 + MARGIN) * (1 + SHARED_DRAFT_MARGIN)}
-LARGEST_DRAFT = 0.5  # size of a draft, as a share of its target's, from which its tokens cost more than they win
+MAX_DRAFT_SIZE = 0.5  # share of the target's size from which a draft model's tokens cost more than they gain
 _INT8_INSTRUCTIONS = ("avx512_vnni", "avx_vnni", "amx_int8", "i8mm")
 _FLOAT32 = ("fp32", "int8-weights")
 
-# By least acceptance rate: with a draft in the target's precision, and with an int8 draft of a target in bf16 or fp32.
+# By minimal acceptance rate: for a draft in the target's precision, and an int8 draft of a bf16 or fp32 target.
 _DRAFT_TOKENS: Mapping[float, DraftTokens] = {
     0.92: ((1, 1, 3), (2, 3, 2), (4, 6, 1), (7, 32, 0)),
     0.78: ((1, 1, 2), (2, 5, 1), (6, 32, 0)),
     0.55: ((1, 4, 1), (5, 32, 0)),
 }
-_OF_INT8_DRAFT: Mapping[float, DraftTokens] = {
+_INT8_DRAFT_TOKENS: Mapping[float, DraftTokens] = {
     0.92: ((1, 1, 4), (2, 4, 3), (5, 7, 2), (8, 14, 1), (15, 32, 0)),
     0.78: ((1, 1, 3), (2, 5, 2), (6, 11, 1), (12, 32, 0)),
     0.55: ((1, 1, 2), (2, 9, 1), (10, 32, 0)),
 }
-_FEWEST: DraftTokens = ((1, 1, 1), (2, 32, 0))  # where the target is as fast alone, and the method is asked for
+_MINIMAL: DraftTokens = ((1, 1, 1), (2, 32, 0))  # where the target is as fast alone, but draft_model is forced
 
 
 @dataclass(frozen=True)
 class CPUDefaults:
-    """First choices for CPUs with an instruction set."""
+    """The first choices for CPUs of an instruction set."""
 
-    # Precisions, the fastest first, without those that are emulated or lose the gain of a batch
+    # Precisions, fastest first, without those that are emulated or lose the gain of a batch
     kernels: tuple[Kernel, ...]
-    # Target precisions in which a pass of a few tokens costs about as much as one of a single token
+    # Target precisions in which a forward pass of a few tokens costs about as much as one of a single token
     speculating: tuple[Kernel, ...]
-    # Relative costs of passes on a share of the cores, by precision and tokens
+    # Relative costs of forward passes on a share of the cores, by precision and number of tokens
     pass_costs: Mapping[Kernel, Mapping[int, float]]
 
 
@@ -78,14 +78,14 @@ WITHOUT_INT8 = CPUDefaults(
 )
 
 
-def multiplies_int8(instructions: str | None = None) -> bool:
-    """Whether a processor, by its CPU flags or this machine's, has instructions for int8 arithmetic."""
+def has_int8_instructions(instructions: str | None = None) -> bool:
+    """Whether a processor with these CPU flags, by default this one, has instructions for int8 arithmetic."""
     return not set((processor() if instructions is None else instructions).split()).isdisjoint(_INT8_INSTRUCTIONS)
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """Token method and precisions."""
+    """A method of token speculation, and the precision of each model."""
 
     method: SpeculationMethod  # of token speculation
     target: Kernel  # the target's precision
@@ -94,7 +94,7 @@ class Configuration:
 
     @property
     def name(self) -> str:
-        """Short text, the same whatever the number of draft tokens."""
+        """A short text that does not depend on the number of draft tokens."""
         drafts = f", draft {self.draft}" if self.draft else ""
         return f"{self.method}, target {self.target}{drafts}"
 
@@ -109,31 +109,31 @@ def choose_configuration(
     paces: Mapping[str, float] | None = None,
     acceptance_rate: float = ACCEPTANCE_RATE,
 ) -> tuple[Configuration, str]:
-    """Choose a configuration among methods and precisions, by acceptance rate and measured paces, and say why.
+    """Choose method and precisions by acceptance rate and `paces`, seconds per token by name; returns the reason too.
 
-    Raises ConfigurationError if nothing is left to choose from.
+    Raises ConfigurationError if no method works with these precisions.
     """
-    found = {method: one for method in methods if (one := _first(defaults, method, target, draft, acceptance_rate))}
-    if not found:
+    picks = {method: pick for method in methods if (pick := _first(defaults, method, target, draft, acceptance_rate))}
+    if not picks:
         raise ConfigurationError(
             "no configuration of these models is left to choose from: with draft_model, vLLM loads the draft as it "
             "loads the target, so both compute in bf16 or both in float32 (fp32, int8-weights), but for a draft in "
             "int8. Choose another precision or draft_precision, or token_speculation='shared_draft'"
         )
-    chosen = next(iter(found.values()))
+    chosen = next(iter(picks.values()))
     reason = "the only one that may be chosen"
-    if len(found) > 1:
+    if len(picks) > 1:
         pays = (
-            "draft_model" in found
-            and found["draft_model"].target in defaults.speculating
-            and draft_size < LARGEST_DRAFT
+            "draft_model" in picks
+            and picks["draft_model"].target in defaults.speculating
+            and draft_size < MAX_DRAFT_SIZE
             and acceptance_rate >= min(_DRAFT_TOKENS)
         )
-        chosen = found["draft_model"] if pays else found.get("none", chosen)
+        chosen = picks["draft_model"] if pays else picks.get("none", chosen)
         reason = "the first choice for this processor and pair"
-    measured = {one.method: (paces or {})[one.name] for one in found.values() if one.name in (paces or {})}
+    measured = {pick.method: (paces or {})[pick.name] for pick in picks.values() if pick.name in (paces or {})}
     if chosen.method in measured and len(measured) > 1:
-        chosen = found[min(measured, key=lambda method: measured[method] * _HANDICAPS[method])]
+        chosen = picks[min(measured, key=lambda method: measured[method] * _HANDICAPS[method])]
         reason = "the fastest in measured replies, where a tie goes to the simpler one"
     figures = "; ".join(f"{method} {1000 * pace:.0f} ms per token" for method, pace in measured.items())
     return chosen, f"{chosen.name}: {reason}" + (f" ({figures})" if figures else "")
@@ -142,28 +142,28 @@ def choose_configuration(
 def _first(
     defaults: CPUDefaults, method: SpeculationMethod, target: Sequence[Kernel], draft: Sequence[Kernel], rate: float
 ) -> Configuration | None:
-    """The first configuration of a method; None: these precisions do not go together."""
+    """The first choice for a method; None if it works with none of these precisions."""
     rank = [*defaults.kernels, *KERNELS].index
     ranked = sorted(target, key=rank)
     if method == "none":
         return Configuration(method, ranked[0]) if ranked else None
     for kernel in ranked:
-        for of_draft in sorted(draft, key=rank):
+        for draft_kernel in sorted(draft, key=rank):
             if method == "shared_draft":
-                return Configuration(method, kernel, of_draft)
-            # vLLM loads the draft of `draft_model` as it loads the target, unless its folder says how.
-            if of_draft == "int8" or (of_draft in _FLOAT32) == (kernel in _FLOAT32):
-                rows = _DRAFT_TOKENS if of_draft == kernel else _OF_INT8_DRAFT
-                tokens = next((row for least, row in rows.items() if rate >= least), _FEWEST)
-                return Configuration(method, kernel, of_draft, tokens if kernel in defaults.speculating else _FEWEST)
+                return Configuration(method, kernel, draft_kernel)
+            # With `draft_model`, vLLM loads the draft as it loads the target, unless the draft's folder is quantized.
+            if draft_kernel == "int8" or (draft_kernel in _FLOAT32) == (kernel in _FLOAT32):
+                rows = _DRAFT_TOKENS if draft_kernel == kernel else _INT8_DRAFT_TOKENS
+                row = next((row for least, row in rows.items() if rate >= least), _MINIMAL)
+                return Configuration(method, kernel, draft_kernel, row if kernel in defaults.speculating else _MINIMAL)
     return None
 
 
 def tokens_per_pass(draft_tokens: int, rate: float) -> float:
-    """Expected tokens of a pass; each draft token is accepted with a probability below 1, if those before it are."""
+    """Expected tokens of a forward pass; `rate` < 1 is the acceptance rate of a draft token after accepted ones."""
     return (1 - rate ** (draft_tokens + 1)) / (1 - rate)
 
 
 def acceptance_rate_of(tokens: float, draft_tokens: int) -> float:
-    """The acceptance rate by which a pass wins so many tokens: `tokens_per_pass` reversed."""
+    """The acceptance rate at which a forward pass yields `tokens` tokens: the inverse of `tokens_per_pass`."""
     return bisect_left(range(99_000_000), tokens, key=lambda rate: tokens_per_pass(draft_tokens, rate / 1e8)) / 1e8

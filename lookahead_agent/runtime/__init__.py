@@ -1,1 +1,1 @@
-"""Which engines a chat model has: arranged for the machine, started, and shared by replies."""
+"""Selects a chat model's engines for the machine, starts them, and shares them among replies."""

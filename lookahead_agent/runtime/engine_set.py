@@ -1,4 +1,4 @@
-"""Engines that work together, and the verifiers on them."""
+"""Engines that work together, and their verifiers."""
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -20,13 +20,13 @@ from lookahead_agent.verifiers.prefilter import PrefilterVerifier
 from lookahead_agent.verifiers.random_accept import RandomVerifier
 from lookahead_agent.verifiers.score import ScoreVerifier
 
-_MOST_CERTIFICATES = 256  # searches that are remembered: a server's clients may choose risks and delimiters
+_MAX_CERTIFICATES = 256  # cached searches: a server's clients may choose risks and delimiters
 
 
 class EngineSet:
-    """Engines that work together; without a draft the target writes, and without a judge it judges, alone.
+    """A target with its draft, embedder and judge; without a draft it writes alone, without a judge it also judges.
 
-    `engine_setup` says how they were chosen, None: by the caller; `names` are the models', by role.
+    `engine_setup` is the selection of the engines, None if the caller selected them; `names` are the models', by role.
     """
 
     def __init__(
@@ -43,27 +43,27 @@ class EngineSet:
         self.target = target
         self.draft = draft
         self.embedder = embedder
-        self.judge: JudgeModel | None = judge or EngineJudge(target)  # None: the wanted one did not start
+        self.judge: JudgeModel | None = judge or EngineJudge(target)  # None: the requested judge did not start
         self.engine_setup = engine_setup
         self.names = dict(names or {})
-        self.cpu_time = cpu_time  # reads what programs have used
-        self._find = lru_cache(_MOST_CERTIFICATES)(self._find_certificate)
-        self._given_up: set[Certificate] = set()
-        self.drift_monitor = DriftMonitor(target, JudgeVerifier(EngineJudge(target), DISPUTED_BELOW), self._give_up)
-        """Looks again at steps that were accepted by a certificate."""
-        self.replies = self.replies_at_once = 0  # replies that were begun, and those of them that are being written
-        self.modes = ModeChooser()  # which way of writing each node's replies get, where that is free
+        self.cpu_time = cpu_time  # reads the CPU time that programs have used
+        self._cached_certificate = lru_cache(_MAX_CERTIFICATES)(self._find_certificate)
+        self._revoked: set[Certificate] = set()
+        self.drift_monitor = DriftMonitor(target, JudgeVerifier(EngineJudge(target), DISPUTED_BELOW), self._revoke)
+        """Judges steps again that were accepted under a certificate."""
+        self.replies = self.replies_at_once = 0  # replies started, and replies being written
+        self.modes = ModeChooser()  # chooses the mode of each node's replies, unless it is forced
         self.warmer = PrefixWarmer(lambda: not self.replies_at_once)  # reads prompts ahead while no reply is written
-        self.problems: dict[str, str] = {}  # why a wanted draft, judge or embedding model is missing, by role
+        self.problems: dict[str, str] = {}  # why a requested draft, judge or embedding model is missing, by role
 
     @property
     def problem(self) -> str | None:
-        """Why a model that was wanted is missing; None if none is."""
+        """Why requested models are missing; None if none is."""
         return "; ".join(self.problems.values()) or None
 
     @property
     def precision(self) -> dict[str, str]:
-        """Of each model's weights, by role; without those that are as their folders have them."""
+        """The precision of each model's weights, by role; models with the precision of their folder are left out."""
         return dict(self.engine_setup.precision) if self.engine_setup is not None else {}
 
     @property
@@ -75,17 +75,17 @@ class EngineSet:
 
     @property
     def shared_draft(self) -> bool:
-        """Whether the target takes draft tokens from a shared draft, which a reply may do without."""
+        """Whether the target takes draft tokens from a shared draft, which a reply may skip."""
         return self.draft is not None and isinstance(self.target, SupportsSharedDraft) and self.target.shared_draft
 
     def certified(self, policy: VerifierPolicy) -> tuple[VerifierPolicy, Certificate | None, str | None]:
-        """A policy that states a risk with the verifier that keeps it on these models, the certificate, and why.
+        """Return a policy with the verifier that keeps its risk on these models, the certificate, and the reason.
 
-        There may be no certificate, and the words say why; of a policy without a risk both are None.
+        If the certificate is None, the reason says why; for a policy without a risk, both are None.
         """
         if policy.risk is None:
             return policy, None, None
-        found = self._find(policy.risk, str(policy.delimiter))
+        found = self._cached_certificate(policy.risk, str(policy.delimiter))
         if found.certificate is not None:
             return policy.with_verifier(found.certificate.policy), found.certificate, found.description
         if policy.verifier == "certified" or found.given_up:
@@ -93,11 +93,11 @@ class EngineSet:
         return policy, None, f"not certified, since {found.description}"
 
     def _find_certificate(self, risk: float, delimiter: str) -> Found:
-        return find_certificate(risk, self.names, self.precision, frozenset(self._given_up), delimiter)
+        return find_certificate(risk, self.names, self.precision, frozenset(self._revoked), delimiter)
 
-    def _give_up(self, certificate: Certificate) -> None:
-        self._given_up.add(certificate)
-        self._find.cache_clear()
+    def _revoke(self, certificate: Certificate) -> None:
+        self._revoked.add(certificate)
+        self._cached_certificate.cache_clear()
 
     def verifier(self, policy: VerifierPolicy) -> Verifier | DraftVerifier | None:
         """The policy's verifier on these engines; None if the policy has none or its models are missing."""
@@ -114,11 +114,11 @@ class EngineSet:
                 return RandomVerifier(policy.probability)
         if (policy.asks_judge and self.judge is None) or (policy.embeds and self.embedder is None):
             return None
-        by_meaning: Verifier | None = None
+        semantic: Verifier | None = None
         if policy.asks_judge and self.judge is not None:
-            by_meaning = JudgeVerifier(self.judge, policy.p_aligned, both_orders=policy.both_orders)
+            semantic = JudgeVerifier(self.judge, policy.p_aligned, both_orders=policy.both_orders)
         if policy.verifier != "judge" and self.embedder is not None:
-            asked_from = -1.0 if policy.ask_judge_from is None else policy.ask_judge_from
-            by_meaning = EmbeddingVerifier(self.embedder, policy.similarity, by_meaning, asked_from)
-        assert by_meaning is not None
-        return PrefilterVerifier(by_meaning, same_results=policy.compares_results)
+            judge_from = -1.0 if policy.ask_judge_from is None else policy.ask_judge_from
+            semantic = EmbeddingVerifier(self.embedder, policy.similarity, semantic, judge_from)
+        assert semantic is not None
+        return PrefilterVerifier(semantic, same_results=policy.compares_results)

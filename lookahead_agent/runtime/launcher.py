@@ -1,4 +1,4 @@
-"""Fetches models, and starts engines on the cores or the share of a GPU that they have."""
+"""Fetches models, and starts engines on their cores or their share of a GPU."""
 
 import asyncio
 import threading
@@ -27,7 +27,7 @@ from lookahead_agent.runtime.weights import USABLE, Platform, Weights, memory_sh
 from lookahead_agent.verifiers.embedding import Embedder, RemoteEmbedder, SentenceEmbedder
 from lookahead_agent.verifiers.judge import RemoteJudge
 
-# Share of a GPU's memory for a judge of its own, which is loaded later than target and draft.
+# Share of a GPU's memory for a separate judge, which is loaded after target and draft.
 _JUDGE_SHARE = 0.16
 
 
@@ -36,7 +36,7 @@ Connection = TypeVar("Connection", OpenAIEngine, RemoteJudge, RemoteEmbedder)
 
 @dataclass(frozen=True)
 class Loaders:
-    """The sources of models and engines, which tests replace; no platform: this machine's."""
+    """The sources of models and engines, which tests replace; `platform` None means this machine."""
 
     fetch: Callable[[ModelFacts, Progress], Path] = fetch
     select: Callable[[RuntimeSpec, Path | None, Path | None, Platform], EngineSetup] = select_engines
@@ -48,32 +48,32 @@ class Loaders:
 
 
 class EngineLauncher:
-    """Starts engines and connections of a specification, tells `progress`, and holds them until it releases them."""
+    """Starts the engines and connections of a specification, reports to `progress`, and holds them until `release`."""
 
     def __init__(self, spec: RuntimeSpec, progress: Progress, loaders: Loaders) -> None:
         self.progress = progress
         self.loaders = loaders
         self.platform = loaders.platform or Platform.detect()
-        self.setup = EngineSetup()  # the engines that are started, or were last
+        self.setup = EngineSetup()  # the engines being started, or those started last
         self.held: list[VLLMConfig] = []
         self._servers: list[Server] = []
         self._spec = spec
         self._memory_shares: Mapping[str, float] = {}
-        self._holding = threading.Lock()
+        self._held_lock = threading.Lock()
         self._releases = 0
-        # The finalizers must not keep the launcher alive, so they get the lists and not a method.
+        # The finalizers must not keep the launcher alive, so they get the lists and no bound method.
         weakref.finalize(self, _release, loaders.pool, self.held)
-        # At exit no loop runs coroutines any more, and the system ends connections.
+        # At exit no loop runs coroutines any more, and the system closes connections.
         weakref.finalize(self, _disconnect, self._servers).atexit = False
 
     async def fetch(self, facts: ModelFacts) -> Path:
-        """Bring a model onto this machine."""
+        """Fetch a model to this machine, and return its folder."""
         return await in_daemon_thread(lambda: self.loaders.fetch(facts, self.progress))
 
     async def write(self, *models: Weights | None) -> None:
-        """Convert models' weights that are not in the precision of their engines yet, all at the same time."""
-        works = (partial(self.loaders.write, each, self.progress) for each in models if each is not None)
-        await asyncio.gather(*map(in_daemon_thread, works))
+        """Convert concurrently the models' weights that are not yet in the precision of their engines."""
+        conversions = (partial(self.loaders.write, weights, self.progress) for weights in models if weights is not None)
+        await asyncio.gather(*map(in_daemon_thread, conversions))
 
     async def divide_memory(self) -> None:
         """Divide a GPU's memory between the engines of `setup`, unless the target has it alone."""
@@ -91,17 +91,17 @@ class EngineLauncher:
     async def start(
         self, role: str, name: str, weights: Weights, more_arguments: Mapping[str, Any] | None = None
     ) -> Engine:
-        """Start a model's engine, with arguments after the specification's; engines of one configuration are shared."""
+        """Start a model's engine, or share an equal one; the specification's arguments override `more_arguments`."""
         releases, pool = self._releases, self.loaders.pool
 
         def acquire() -> Engine:
-            # Here and not in the event loop, for the folder's name depends on what is in the model's own.
+            # In this thread and not in the event loop, because `weights.folder` reads the model's files.
             config = self.config(role, weights.folder, {**weights.arguments, **(more_arguments or {})})
             with self.progress.task(f"Loading {role} model {name}"):
                 engine = pool.acquire(config)
-                with self._holding:
+                with self._held_lock:
                     if self._releases == releases:
-                        self.held.append(config)  # here, for a call that was cancelled meanwhile holds it all the same
+                        self.held.append(config)  # here, because a cancelled call holds the engine too
                         return engine
                 pool.release(config)
                 raise EngineError("the engines were closed while they started")
@@ -111,25 +111,25 @@ class EngineLauncher:
     def config(self, role: str, folder: Path, more_arguments: Mapping[str, Any]) -> VLLMConfig:
         """The configuration of a role's engine."""
         spec = self._spec
-        given = {"target": spec.target_arguments, "draft": spec.draft_arguments, "judge": spec.judge_arguments}[role]
-        arguments = {**more_arguments, **given}
-        if "additional_config" in more_arguments and "additional_config" in given:
-            arguments["additional_config"] = {**more_arguments["additional_config"], **given["additional_config"]}
+        override = {"target": spec.target_arguments, "draft": spec.draft_arguments, "judge": spec.judge_arguments}[role]
+        arguments = {**more_arguments, **override}
+        if "additional_config" in more_arguments and "additional_config" in override:
+            arguments["additional_config"] = {**more_arguments["additional_config"], **override["additional_config"]}
         cores = None
-        both = self.setup.draft_engine and spec.runs_here("target", "draft")
+        shares_machine = self.setup.draft_engine and spec.is_local("target", "draft")
         if self.platform.on_cpu:
             from lookahead_agent.cpu import binding, share_cores
 
-            target, draft = spec.cores or map(binding, share_cores(available_cores(), with_draft=both))
-            cores = target if role == "target" or not spec.runs_here("target") else draft
-        elif both:
+            target, draft = spec.cores or map(binding, share_cores(available_cores(), with_draft=shares_machine))
+            cores = target if role == "target" or not spec.is_local("target") else draft
+        elif shares_machine:
             arguments.setdefault("gpu_memory_utilization", self._memory_shares.get(role, _JUDGE_SHARE))
-            # The longest context for which the share has room.
+            # The longest context that fits into the share.
             arguments.setdefault("max_model_len", -1)
-        return VLLMConfig(folder, cores, as_arguments(arguments), beside_draft=both and role == "target")
+        return VLLMConfig(folder, cores, as_arguments(arguments), beside_draft=shares_machine and role == "target")
 
     async def remote_engine(self, role: str) -> OpenAIEngine:
-        """An engine over this role's server, not connected yet."""
+        """An engine on this role's server, not yet connected."""
         models, remote = self._spec.models, self._spec.remote[role]
         facts = models.target if role == "target" else models.draft or models.target
         folder = await in_daemon_thread(lambda: fetch_tokenizer(facts, self.progress))
@@ -138,13 +138,13 @@ class EngineLauncher:
         return self.connected(OpenAIEngine(remote, tokenizer, role, context_length=arguments.get("max_model_len")))
 
     def connected(self, connection: Connection) -> Connection:
-        """The same connection, held."""
+        """Hold a connection until `release`, and return it."""
         self._servers.append(connection.server)
         return connection
 
     def release(self) -> None:
-        """Shut down the engines and connections that nobody else uses, those that are still starting included."""
-        with self._holding:
+        """Shut down engines without other users, including those still starting, and close connections."""
+        with self._held_lock:
             self._releases += 1
         _release(self.loaders.pool, self.held)
         _disconnect(self._servers)

@@ -1,119 +1,119 @@
-"""How each reply is written where that is free: whatever was fastest in its node, tried again now and then."""
+"""Chooses each reply's mode unless it is forced: the node's fastest so far, with occasional trials of other modes."""
 
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-Mode = Literal["off", "sd", "lr", "lr+sd"]  # the target alone; with draft tokens; with draft steps; with both
+Mode = Literal["off", "sd", "lr", "lr+sd"]  # target alone; with draft tokens; with draft steps; with both
 
 PRIOR: Mapping[Mode, float] = {"sd": 1.0, "lr+sd": 1.1, "lr": 1.3, "off": 1.4}
-"""Seconds per token that are assumed of a mode until it was tried, against those of "sd"."""
-HYSTERESIS = 0.1  # share of time by which another mode must be ahead before a node changes to it
-TRY_AFTER = 6  # replies of a node after which another mode is tried; twice as many each time that it was no faster
+"""Assumed seconds per token of an untried mode, relative to those of "sd"."""
+HYSTERESIS = 0.1  # share of time by which another mode must be faster before a node switches to it
+TRY_AFTER = 6  # replies of a node before another mode is tried; doubles after each trial that was no faster
 READ_FOR_TOKEN = 40.0
-"""Prompt tokens for each token of replies from which a draft model is left out. Its draft tokens pay for half of them:
-measured on two cores, it reads a prompt token in 0.6 ms, and saves 14 ms for each token of a reply."""
-_LATEST = 12  # replies of a node whose prompts and lengths count
-_FEWEST = 4
+"""Prompt tokens per reply token above which a draft model is left out. Its draft tokens pay for half of them. Measured
+on two cores, the draft reads a prompt token in 0.6 ms. It saves 14 ms for each token of a reply."""
+_WINDOW = 12  # latest replies of a node whose prompts and lengths count
+_MIN_REPLIES = 4
 _WEIGHT = 0.3
-_MOST_NODES = 1024  # nodes that are remembered: a server's clients name them as they like
-_BUSY = 4  # requests in the target's engine from which steps are left to it: their batches cost those who wait
+_MAX_NODES = 1024  # remembered nodes: a server's clients choose the names
+_BUSY = 4  # requests in the target's engine from which draft steps stop: their batches delay waiting requests
 
 
 class ModeChoice(NamedTuple):
-    """A mode, and in a few words why."""
+    """A mode, and the reason in a few words."""
 
     mode: Mode
     reason: str
 
 
 @dataclass
-class _Node:
+class _NodeState:
     seconds: dict[Mode, float] = field(default_factory=dict)
     mode: Mode | None = None
     used: dict[Mode, int] = field(default_factory=dict)
     replies: int = 0
     since_trial: int = 0
-    tokens: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_LATEST))
+    tokens: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     drafts: bool = True
-    patience: int = TRY_AFTER
+    trial_interval: int = TRY_AFTER
 
 
 class ModeChooser:
-    """Chooses among the modes that the engines offer, for each node of a graph alone."""
+    """Chooses among the modes that the engines offer, separately for each node of a graph."""
 
     def __init__(self) -> None:
-        self._nodes: OrderedDict[str, _Node] = OrderedDict()
+        self._nodes: OrderedDict[str, _NodeState] = OrderedDict()
 
     def choose(self, node: str, modes: Sequence[Mode], waiting: int = 0, busy: Mode = "sd") -> ModeChoice:
-        """The mode of a node's next reply, of those that the engines offer.
+        """Choose the mode of a node's next reply among `modes`, which the engines offer.
 
-        `waiting` counts the requests in the target's engine, or the replies that are being written, and `busy` is the
-        mode beside several.
+        `waiting` counts the requests in the target's engine, or the replies that are being written. `busy` is the mode
+        once they reach `_BUSY`.
         """
         if waiting >= _BUSY and busy in modes:
-            beside = "no steps" if busy == "sd" else "the target alone"
-            return ModeChoice(busy, f"{waiting} requests are running: {beside} beside them")
-        known = self._known(node)
-        expected = {mode: self._expected(known, mode) for mode in modes}
+            effect = "no steps" if busy == "sd" else "the target alone"
+            return ModeChoice(busy, f"{waiting} requests are running: {effect} beside them")
+        state = self._node_state(node)
+        expected = {mode: self._expected_seconds(state, mode) for mode in modes}
         best = min(modes, key=lambda mode: expected[mode])
-        if known.mode not in expected or expected[best] < (1 - HYSTERESIS) * expected[known.mode]:
-            known.mode, known.patience = best, TRY_AFTER
-        if len(modes) > 1 and known.since_trial >= known.patience:
+        if state.mode not in expected or expected[best] < (1 - HYSTERESIS) * expected[state.mode]:
+            state.mode, state.trial_interval = best, TRY_AFTER
+        if len(modes) > 1 and state.since_trial >= state.trial_interval:
             longest_unused = min(
-                (mode for mode in modes if mode != known.mode), key=lambda mode: known.used.get(mode, 0)
+                (mode for mode in modes if mode != state.mode), key=lambda mode: state.used.get(mode, 0)
             )
             return ModeChoice(longest_unused, "tried again")
-        if not known.seconds:
-            return ModeChoice(known.mode, "expected to be fastest here")
-        figures = ", ".join(f"{mode} {1000 * known.seconds[mode]:.0f}" for mode in modes if mode in known.seconds)
-        return ModeChoice(known.mode, f"fastest here so far (ms per token: {figures})")
+        if not state.seconds:
+            return ModeChoice(state.mode, "expected to be fastest here")
+        measured = ", ".join(f"{mode} {1000 * state.seconds[mode]:.0f}" for mode in modes if mode in state.seconds)
+        return ModeChoice(state.mode, f"fastest here so far (ms per token: {measured})")
 
     def learn(self, node: str, mode: Mode, seconds_per_token: float) -> None:
-        """Take in what a reply took, of which nothing else ran beside."""
-        known = self._known(node)
-        known.replies += 1
-        known.used[mode] = known.replies
-        before = known.seconds.get(mode)
-        known.seconds[mode] = seconds_per_token if before is None else before + _WEIGHT * (seconds_per_token - before)
-        if known.mode in (None, mode):
-            known.since_trial += 1
+        """Record the speed of a reply that ran alone."""
+        state = self._node_state(node)
+        state.replies += 1
+        state.used[mode] = state.replies
+        mean = state.seconds.get(mode)
+        state.seconds[mode] = seconds_per_token if mean is None else mean + _WEIGHT * (seconds_per_token - mean)
+        if state.mode in (None, mode):
+            state.since_trial += 1
             return
-        assert known.mode is not None
-        known.since_trial = 0
-        faster = seconds_per_token < known.seconds.get(known.mode, float("inf"))
-        known.patience = TRY_AFTER if faster else min(known.patience * 2, 8 * TRY_AFTER)
+        assert state.mode is not None
+        state.since_trial = 0
+        faster = seconds_per_token < state.seconds.get(state.mode, float("inf"))
+        state.trial_interval = TRY_AFTER if faster else min(state.trial_interval * 2, 8 * TRY_AFTER)
         if faster:
-            # A trial that was won is worth as much as all that was known of the mode before.
-            known.seconds[mode] = seconds_per_token
+            # A trial that won replaces the earlier average of its mode.
+            state.seconds[mode] = seconds_per_token
 
     def learn_tokens(self, node: str, read: int, written: int) -> None:
-        """Take in how many tokens of its prompt a reply had to read, and how many it has itself."""
-        self._known(node).tokens.append((read, written))
+        """Record how many prompt tokens a reply had to read, and how many tokens it has."""
+        self._node_state(node).tokens.append((read, written))
 
     def without_draft(self, node: str) -> ModeChoice | None:
-        """The target alone, where a draft model would read more of a node's prompts than its draft tokens pay for.
+        """Choose the target alone if a draft would read more prompt tokens than its draft tokens pay for; else None.
 
-        A conversation that was read without the draft stays without it, so a node changes only where it clearly pays.
+        A conversation that was read without the draft continues without it, so a node switches only at a clear gain.
         """
-        known = self._known(node)
-        read, written = (sum(counts) for counts in zip(*known.tokens, strict=True)) if known.tokens else (0, 0)
-        limit = READ_FOR_TOKEN * written if known.drafts else READ_FOR_TOKEN * written / 2
-        known.drafts = len(known.tokens) < _FEWEST or read <= limit
-        if known.drafts:
+        state = self._node_state(node)
+        read, written = (sum(counts) for counts in zip(*state.tokens, strict=True)) if state.tokens else (0, 0)
+        limit = READ_FOR_TOKEN * written if state.drafts else READ_FOR_TOKEN * written / 2
+        state.drafts = len(state.tokens) < _MIN_REPLIES or read <= limit
+        if state.drafts:
             return None
         return ModeChoice("off", f"a draft would read {read / written:.0f} tokens of prompts for one of replies")
 
-    def _known(self, node: str) -> _Node:
-        known = self._nodes.setdefault(node, _Node())
+    def _node_state(self, node: str) -> _NodeState:
+        state = self._nodes.setdefault(node, _NodeState())
         self._nodes.move_to_end(node)
-        if len(self._nodes) > _MOST_NODES:
+        if len(self._nodes) > _MAX_NODES:
             self._nodes.popitem(last=False)
-        return known
+        return state
 
-    def _expected(self, node: _Node, mode: Mode) -> float:
-        if mode in node.seconds:
-            return node.seconds[mode]
-        scale = [seconds / PRIOR[known] for known, seconds in node.seconds.items()]
-        return PRIOR[mode] * (min(scale) if scale else 1.0)
+    def _expected_seconds(self, state: _NodeState, mode: Mode) -> float:
+        if mode in state.seconds:
+            return state.seconds[mode]
+        scales = [seconds / PRIOR[tried] for tried, seconds in state.seconds.items()]
+        return PRIOR[mode] * (min(scales) if scales else 1.0)

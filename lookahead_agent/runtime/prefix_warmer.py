@@ -1,4 +1,4 @@
-"""Reads how prompts begin into the engines' prefix caches while no reply is written."""
+"""Prefills the beginnings of prompts into the engines' prefix caches while no reply is written."""
 
 import asyncio
 import logging
@@ -14,62 +14,62 @@ from lookahead_agent.errors import LookaheadError
 
 logger = logging.getLogger(__name__)
 
-_REMEMBERED = 16  # prompts that wait, and prompts that an engine has read lately
+_MAX_PREFIXES = 16  # prompts that wait, and prompts that an engine has read recently
 
 
 @dataclass
 class _Prefix:
     engine: Engine
     ids: Sequence[int]
-    drafted: bool  # whether a draft model inside the engine reads it too
-    read: int = 0  # tokens that the engine has read
+    drafted: bool  # whether a draft model inside the engine prefills it too
+    read: int = 0  # tokens that the engine has prefilled
 
 
 class PrefixWarmer:
-    """Reads prefixes piece by piece, and makes way for every reply.
+    """Prefills prefixes piece by piece, and makes way for every reply.
 
-    A reply stops the reading of a piece; what was read before stays in the cache. A forward pass that runs ends first,
-    so a reply waits for one piece at most.
+    A reply cancels the current piece; earlier pieces stay in the cache. A running forward pass ends first, so a reply
+    waits for at most one piece.
     """
 
-    def __init__(self, idle: Callable[[], bool], piece: int | None = None, patience: float = 0.5) -> None:
+    def __init__(self, idle: Callable[[], bool], piece: int | None = None, idle_seconds: float = 0.5) -> None:
         self._idle = idle  # whether no reply is written
-        # Seconds without a reply before it reads: what follows at once, as in a loop over questions, is never delayed.
-        self._patience = patience
+        # Seconds without a reply before a prefill, so that the next reply of a loop over questions is never delayed.
+        self._idle_seconds = idle_seconds
         self._piece = piece
-        self.waiting: deque[_Prefix] = deque(maxlen=_REMEMBERED)
-        self.known: deque[tuple[Engine, Sequence[int]]] = deque(maxlen=_REMEMBERED)
-        """Token ids, shape (n,), that an engine has read or written lately."""
+        self.waiting: deque[_Prefix] = deque(maxlen=_MAX_PREFIXES)
+        self.known: deque[tuple[Engine, Sequence[int]]] = deque(maxlen=_MAX_PREFIXES)
+        """Token ids, shape (n,), that an engine has read or written recently."""
         self.reading: asyncio.Task[None] | None = None
 
     def add(self, engine: Engine, ids: Sequence[int], *, drafted: bool) -> None:
-        """Have an engine read token ids, shape (n,), when no reply is written."""
+        """Let an engine prefill token ids, shape (n,), when no reply is written."""
         self.waiting.append(_Prefix(engine, ids, drafted))
         self.go_on()
 
     async def stop(self) -> None:
-        """Make way for a reply, until `go_on`."""
+        """Cancel the current prefill for a reply; `go_on` resumes."""
         task, self.reading = self.reading, None
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
 
     def go_on(self) -> None:
-        """Read what waits, unless replies are written."""
+        """Start to prefill waiting prefixes, unless a reply is being written."""
         if self.waiting and self.reading is None and self._idle():
             self.reading = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
-        await asyncio.sleep(self._patience)
+        await asyncio.sleep(self._idle_seconds)
         if self._piece is None:
-            # Tokens, in blocks of the cache: of a CPU it is one, of which a pass takes a tenth of a second.
+            # Tokens in whole blocks of the cache. A CPU gets one block, whose pass takes a tenth of a second.
             self._piece = 32 if await asyncio.to_thread(runs_on_cpu) else 512
         while self.waiting:
             prefix = self.waiting[0]
-            prefix.read = max(prefix.read, *(self._common(prefix, *each) for each in self.known), 0)
+            prefix.read = max(prefix.read, *(self._common_tokens(prefix, *entry) for entry in self.known), 0)
             try:
                 while prefix.read < len(prefix.ids):
-                    # One token more than whole blocks: vLLM reads the last token of a prompt anew in any case.
+                    # One token more than whole blocks: vLLM recomputes the last token of a prompt in any case.
                     end = (prefix.read // self._piece + 1) * self._piece
                     sampling = Sampling(max_tokens=1, drafted=prefix.drafted)
                     async with aclosing(prefix.engine.generate(prefix.ids[: end + 1], sampling)) as deltas:
@@ -79,12 +79,12 @@ class PrefixWarmer:
                 self.known.append((prefix.engine, prefix.ids))
             except LookaheadError as error:
                 logger.debug("a prefix was not read ahead: %s", error)
-            if self.waiting and self.waiting[0] is prefix:  # others may have pushed it out meanwhile
+            if self.waiting and self.waiting[0] is prefix:  # new prefixes may have evicted it meanwhile
                 self.waiting.popleft()
         self.reading = None
 
     @staticmethod
-    def _common(prefix: _Prefix, engine: Engine, ids: Sequence[int]) -> int:
+    def _common_tokens(prefix: _Prefix, engine: Engine, ids: Sequence[int]) -> int:
         if engine is not prefix.engine:
             return 0
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prefix.ids, ids, strict=False)))

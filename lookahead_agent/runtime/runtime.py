@@ -1,4 +1,4 @@
-"""The engines behind a chat model: which are needed, on which cores, started when they are first used."""
+"""The engines of a chat model: started on first use, restarted after a crash, and kept until they are closed."""
 
 import asyncio
 import logging
@@ -28,40 +28,40 @@ from lookahead_agent.runtime.supervisor import Supervisor
 logger = logging.getLogger(__name__)
 
 _RUNTIMES: "weakref.WeakSet[Runtime]" = weakref.WeakSet()
-_OF_PARENTS: list[object] = []  # kept, so that nothing is closed that the parent uses
+_PARENT_OBJECTS: list[object] = []  # kept: garbage collection would close what the parent uses
 
 
 class Runtime:
     """Starts engines in the background loop when they are needed, and keeps them until it is closed or collected.
 
-    A draft gets an engine of its own if a policy `expects_draft`; a call that forces steps starts them anew.
+    `expects_draft` gives the draft an engine of its own; a call that forces steps restarts the engines to add one.
     """
 
     _registry: ClassVar["weakref.WeakValueDictionary[tuple[str, bool], Runtime]"] = weakref.WeakValueDictionary()
     _registry_lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, spec: RuntimeSpec, *, expects_draft: bool, loaders: Loaders | None = None) -> None:
-        if spec.runs_here("target") or (expects_draft and spec.runs_here("draft")):
+        if spec.is_local("target") or (expects_draft and spec.is_local("draft")):
             require_vllm()
         self.spec = spec
         self.models = spec.models
         self._with_draft = expects_draft and spec.has_draft
-        self._begin(LogProgress(), loaders or Loaders())
+        self._initialize(LogProgress(), loaders or Loaders())
         self._holders: weakref.WeakSet[object] = weakref.WeakSet()
-        self._tokenizing = threading.Lock()
+        self._tokenizer_lock = threading.Lock()
         self._tokenizer: Tokenizer | None = None
         _RUNTIMES.add(self)
 
-    def _begin(self, progress: Progress, loaders: Loaders) -> None:
+    def _initialize(self, progress: Progress, loaders: Loaders) -> None:
         self.launcher = EngineLauncher(self.spec, progress, loaders)
         self._supervisor = Supervisor(self.spec, self.launcher)
-        self.running: EngineSet | None = None  # the engines, if they have been started
+        self.running: EngineSet | None = None  # the engines, once started
         self._calls = 0
         self._changed = asyncio.Condition()
 
     @classmethod
     def shared(cls, spec: RuntimeSpec, *, expects_draft: bool) -> "Runtime":
-        """The runtime of a specification, which lives as long as somebody refers to it."""
+        """Return the runtime of a specification, which is shared and lives as long as a reference to it."""
         with cls._registry_lock:
             key = (spec.digest, expects_draft)
             runtime = cls._registry.get(key)
@@ -70,32 +70,32 @@ class Runtime:
             return runtime
 
     def lease(self, holder: object) -> None:
-        """Have the engines wait for one more, until it releases them or is collected."""
+        """Register a holder of the engines until it releases them or is collected."""
         self._holders.add(holder)
 
     def release(self, holder: object) -> None:
-        """End a claim on the engines; the end of the last one shuts them down."""
+        """Remove a holder of the engines; the last one's release shuts them down."""
         self._holders.discard(holder)
         if not self._holders:
             self.close()
 
     def tokenizer(self) -> Tokenizer:
-        """The target's tokenizer, without its engine; raises ModelError if it cannot be fetched."""
+        """The target's tokenizer, without starting its engine; raises ModelError if it cannot be fetched."""
         if self.running is not None:
             return self.running.target.tokenizer
-        with self._tokenizing:
+        with self._tokenizer_lock:
             if self._tokenizer is None:
                 self._tokenizer = HFTokenizer(fetch_tokenizer(self.spec.models.target, self.launcher.progress))
             return self._tokenizer
 
     def known_context_length(self) -> int | None:
-        """Most tokens of prompt and reply together, as far as one knows without starting engines or asking servers."""
+        """Maximum tokens of prompt and reply, if known without starting engines or asking servers; else None."""
         if self.running is not None:
             return self.running.target.context_length
-        given = self.spec.target_arguments.get("max_model_len")
-        if isinstance(given, int) and given > 0:
-            return given
-        models, on_cpu = self.spec.models, self.spec.runs_here("target") and self.launcher.platform.on_cpu
+        max_model_len = self.spec.target_arguments.get("max_model_len")
+        if isinstance(max_model_len, int) and max_model_len > 0:
+            return max_model_len
+        models, on_cpu = self.spec.models, self.spec.is_local("target") and self.launcher.platform.on_cpu
         if models.name:
             trained = models.context_length
         elif (folder := configured(models.target)) is not None:
@@ -106,9 +106,9 @@ class Runtime:
 
     @asynccontextmanager
     async def engines(self, policy: VerifierPolicy) -> AsyncIterator[EngineSet]:
-        """The engines that a policy needs, for as long as the context lasts; starts them if they are not running.
+        """The engines that a policy needs, for the duration of the context; starts them if they are not running.
 
-        A target whose process has ended is started again before the call, a draft or a judge beside it.
+        A target whose process has ended restarts before the call, a draft or a judge during the call.
         """
         async with self._changed:
             if self._must_start(policy):
@@ -116,7 +116,7 @@ class Runtime:
                 await self._start(policy)
             engines = self.running
             assert engines is not None
-            await self._supervisor.attend(engines, policy)
+            await self._supervisor.ensure_models(engines, policy)
             self._calls += 1
         try:
             yield engines
@@ -126,13 +126,13 @@ class Runtime:
                 self._changed.notify_all()
 
     def _must_start(self, policy: VerifierPolicy) -> bool:
-        """Whether no engines run, or not those that a policy needs, or the target's process has ended."""
+        """Whether no engines run, the policy needs others, or the target's process has ended."""
         if self.running is None or self._lacks_draft(policy):
             return True
-        return self.spec.runs_here("target") and not self.running.target.healthy
+        return self.spec.is_local("target") and not self.running.target.healthy
 
     def _lacks_draft(self, policy: VerifierPolicy) -> bool:
-        """Whether a policy commands what the engines that are running were not started for."""
+        """Whether a policy forces step speculation, for which the running engines were not started."""
         return policy.forces_speculation and not self._with_draft and not self.launcher.setup.draft_engine
 
     async def _start(self, policy: VerifierPolicy) -> None:
@@ -173,33 +173,33 @@ class Runtime:
         if problem is not None:
             logger.warning("running without the draft model: %s", problem)
             engines.problems["draft"] = problem
-        if not spec.runs_here("draft") and self._may_use_draft():
+        if not spec.is_local("draft") and self._may_use_draft():
             await self._supervisor.connect_draft(engines)
         self.running = engines
 
     async def _start_engines(self) -> tuple[Engine, Engine | LookaheadError | None]:
-        """Start target and draft at the same time; for a draft that does not start, the error."""
+        """Start target and draft concurrently; for a draft that does not start, return the error."""
         await self.launcher.divide_memory()
         starts = [self._start_target()]
         if self.launcher.setup.draft is not None and self.launcher.setup.draft_engine:
             starts.append(self._supervisor.start_draft())
-        # Waited for both, so that none is left behind.
+        # Wait for both, so that no engine is left behind.
         target, *drafts = await asyncio.gather(*starts, return_exceptions=True)
         draft = drafts[0] if drafts else None
-        done_without = isinstance(draft, LookaheadError) and not isinstance(draft, ConfigurationError)
-        failures = [one for one in (target, None if done_without else draft) if isinstance(one, BaseException)]
+        dispensable = isinstance(draft, LookaheadError) and not isinstance(draft, ConfigurationError)
+        failures = [result for result in (target, None if dispensable else draft) if isinstance(result, BaseException)]
         if failures:
             await in_daemon_thread(self.launcher.release)
             raise failures[0]
         return target, draft  # type: ignore[return-value]
 
     async def _fetch_target(self) -> Path | None:
-        return await self.launcher.fetch(self.spec.models.target) if self.spec.runs_here("target") else None
+        return await self.launcher.fetch(self.spec.models.target) if self.spec.is_local("target") else None
 
     async def _fetch_draft(self) -> tuple[Path | None, str | None]:
         """The draft's folder, or why it could not be fetched: the target works without it."""
         draft = self.spec.models.draft
-        if draft is None or not self.spec.runs_here("draft") or not self._may_use_draft():
+        if draft is None or not self.spec.is_local("draft") or not self._may_use_draft():
             return None, None
         try:
             return await self.launcher.fetch(draft), None
@@ -207,20 +207,20 @@ class Runtime:
             return None, str(error)
 
     def _may_use_draft(self) -> bool:
-        """Whether the draft may be of use: for steps, or for draft tokens."""
+        """Whether the draft may be used, for steps or for draft tokens."""
         method = self.spec.token_speculation
         name = method if isinstance(method, str) else method.get("method")
         return self._with_draft or name in ("auto", "draft_model", "shared_draft")
 
     async def _select_engines(self, target: Path | None, draft: Path | None) -> None:
-        """Decide which engines to start, and have the weights in their precision."""
+        """Select the engines to start, and convert the weights to their precision."""
         spec, launcher = self.spec, self.launcher
         method = spec.token_speculation if target is not None else "none"
-        if draft is None and spec.has_draft and spec.runs_here("draft") and speculates_by_draft_model(method):
-            method = "none"  # it could not be fetched, and the target works without it
-        own_engine = (self._with_draft or not spec.runs_here("target")) and draft is not None
-        wanted = replace(spec, token_speculation=method, draft_engine=own_engine)
-        select = partial(launcher.loaders.select, wanted, target, draft, launcher.platform)
+        if draft is None and spec.has_draft and spec.is_local("draft") and speculates_by_draft_model(method):
+            method = "none"  # it could not be fetched; the target works without it
+        own_engine = (self._with_draft or not spec.is_local("target")) and draft is not None
+        adapted_spec = replace(spec, token_speculation=method, draft_engine=own_engine)
+        select = partial(launcher.loaders.select, adapted_spec, target, draft, launcher.platform)
         launcher.setup = await in_daemon_thread(select)
         await launcher.write(launcher.setup.target, launcher.setup.draft)
 
@@ -233,22 +233,22 @@ class Runtime:
         name = self.spec.models.target.hub_id
         return await self.launcher.start("target", name, setup.target, setup.target_arguments)
 
-    def begin_anew(self) -> None:
-        """Leave engines and connections to the parent, in a process that was forked."""
-        _OF_PARENTS.extend([self.running, self.launcher, self._supervisor])
-        self._begin(self.launcher.progress, self.launcher.loaders)
+    def reset_after_fork(self) -> None:
+        """Drop the parent's engines and connections in a forked child."""
+        _PARENT_OBJECTS.extend([self.running, self.launcher, self._supervisor])
+        self._initialize(self.launcher.progress, self.launcher.loaders)
 
     def close(self) -> None:
-        """Shut down the engines that nobody else uses; a later call starts them again."""
+        """Shut down the engines without other users; a later call starts them again."""
         self.launcher.release()
         self.running = None
 
 
-def _begin_anew() -> None:
-    """Have every runtime of a process that was forked start engines of its own when they are needed."""
+def _reset_after_fork() -> None:
+    """Reset every runtime in a forked child, so that it starts its own engines when they are needed."""
     Runtime._registry_lock = threading.Lock()
     for runtime in list(_RUNTIMES):
-        runtime.begin_anew()
+        runtime.reset_after_fork()
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_reset_after_fork)

@@ -1,4 +1,4 @@
-"""A model's weights as an engine on some platform loads them, and how engines on one GPU divide its memory."""
+"""A model's weights in the form that an engine loads, and the division of a GPU's memory among engines."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -8,41 +8,41 @@ from typing import Any, Self, TypeVar
 
 from lookahead_agent.engines.vllm_config import runs_on_cpu
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.hardware.choice import WITH_INT8, WITHOUT_INT8, CPUDefaults, Kernel, multiplies_int8
+from lookahead_agent.hardware.choice import WITH_INT8, WITHOUT_INT8, CPUDefaults, Kernel, has_int8_instructions
 from lookahead_agent.models.conversion import Form, converted, converted_folder, is_quantized
 from lookahead_agent.progress import Progress
 
 Role = TypeVar("Role", bound=str)
 
-USABLE = 0.92  # share of the memory that all engines take together: vLLM's own default for one
-_OVERHEAD = 5 << 29  # bytes of each engine besides weights and cache: activations, CUDA graphs, CUDA's context
+USABLE = 0.92  # share of the memory for all engines together: vLLM's default for one
+_OVERHEAD = 5 << 29  # bytes per engine besides weights and cache: activations, CUDA graphs, CUDA's context
 _SHARE = "gpu_memory_utilization"
 _WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf", "*.pt")
-_BYTES = {"float32": 4, "fp8": 1}  # of a value; 2 where none is named here
+_BYTES_PER_VALUE = {"float32": 4, "fp8": 1}  # by dtype; 2 for others
 _DTYPE: Mapping[Kernel, str] = {"bf16": "bfloat16", "fp32": "float32", "int8": "bfloat16", "int8-weights": "float32"}
 
 
 @dataclass(frozen=True)
 class Platform:
-    """What the engines run on: whether vLLM is for CPUs, and whether the CPU multiplies int8."""
+    """The engines' hardware: whether vLLM is a CPU build, and whether the CPU has int8 instructions."""
 
     on_cpu: bool
     int8: bool
 
     @classmethod
     def detect(cls) -> Self:
-        """This machine's."""
-        return cls(runs_on_cpu(), multiplies_int8())
+        """The platform of this machine."""
+        return cls(runs_on_cpu(), has_int8_instructions())
 
     @property
     def defaults(self) -> CPUDefaults:
-        """The CPU's first choices."""
+        """The default choices on this CPU."""
         return WITH_INT8 if self.int8 else WITHOUT_INT8
 
 
 @dataclass(frozen=True)
 class Weights:
-    """A model's weights as its engine loads them: its folder, the conversion they need first, and engine arguments."""
+    """A model's weights as its engine loads them: source folder, conversion, and engine arguments."""
 
     source: Path
     form: Form | None
@@ -50,16 +50,16 @@ class Weights:
 
     @property
     def folder(self) -> Path:
-        """The folder that the engine loads, once it is written."""
+        """The folder that the engine loads, which `write` creates if needed."""
         return converted_folder(self.source, self.form) if self.form is not None else self.source
 
     def write(self, progress: Progress) -> Path:
-        """Return the folder, and convert the weights if they are not in the cache; raises ModelError if that fails."""
+        """Convert the weights if they are not in the cache, and return the folder; raises ModelError on failure."""
         return converted(self.source, self.form, progress) if self.form is not None else self.source
 
 
 def weights_in(folder: Path, kernel: Kernel | None, platform: Platform) -> Weights:
-    """A model's weights in a precision, without one as its folder says; ConfigurationError if it is for CPUs only."""
+    """A model's weights in a precision, None: its folder's; raises ConfigurationError on a GPU for a CPU precision."""
     if kernel is None:
         return Weights(folder, "bf16", {})
     if kernel == "int8-weights" and not platform.on_cpu:
@@ -78,9 +78,9 @@ def weights_in(folder: Path, kernel: Kernel | None, platform: Platform) -> Weigh
     return Weights(folder, weights.form, arguments)
 
 
-def judge_weights(folder: Path, given: Mapping[str, Any], platform: Platform) -> Weights:
-    """A judge's weights: in its makers' precision, but where that is slow on this CPU."""
-    if not platform.on_cpu or "dtype" in given or is_quantized(folder):
+def judge_weights(folder: Path, arguments: Mapping[str, Any], platform: Platform) -> Weights:
+    """A judge's weights: in the published precision, unless it is slow on this CPU."""
+    if not platform.on_cpu or "dtype" in arguments or is_quantized(folder):
         return Weights(folder, "bf16", {})
     return Weights(folder, "bf16", {"dtype": "bfloat16" if platform.int8 else "float32"})
 
@@ -90,29 +90,29 @@ def memory_shares(
 ) -> dict[Role, float]:
     """The `gpu_memory_utilization` by role of engines, each a folder and arguments, that share a GPU of `total` bytes.
 
-    A share that an engine's arguments have stays. Raises ConfigurationError if the weights alone do not fit.
+    A share in an engine's arguments is kept. Raises ConfigurationError if the weights alone do not fit.
     """
     total = _gpu_bytes() if total is None else total
-    given = {role: arguments[_SHARE] for role, (_, arguments) in engines.items() if _SHARE in arguments}
-    free = {role: engine for role, engine in engines.items() if role not in given}
+    shares = {role: arguments[_SHARE] for role, (_, arguments) in engines.items() if _SHARE in arguments}
+    free = {role: engine for role, engine in engines.items() if role not in shares}
     fixed = {role: weight_bytes(*engine) + _OVERHEAD for role, engine in free.items()}
     cache = {role: kv_cache_bytes_per_token(*engine) for role, engine in free.items()}
-    rest = total * (usable - sum(given.values())) - sum(fixed.values())
+    rest = total * (usable - sum(shares.values())) - sum(fixed.values())
     if free and rest <= 0:
         sizes = ", ".join(f"{role} {size / 2**30:.1f} GiB" for role, size in fixed.items())
         raise ConfigurationError(
             f"the models do not fit into the GPU's {total / 2**30:.0f} GiB together ({sizes} before any cache): "
             "choose a smaller or quantized model, more GPUs (engine_args={'tensor_parallel_size': …}), or a server"
         )
-    return {role: round((fixed[role] + rest * cache[role] / sum(cache.values())) / total, 4) for role in free} | given
+    return {role: round((fixed[role] + rest * cache[role] / sum(cache.values())) / total, 4) for role in free} | shares
 
 
 def context_that_fits(engines: Iterable[tuple[Path, Mapping[str, Any]]], total: int | None = None) -> int:
-    """Tokens that engines, each a folder and arguments, have room for on a GPU of `total` bytes; 0: they do not fit."""
+    """Tokens for which engines (folder, arguments) have room on a GPU of `total` bytes; 0 if they do not fit."""
     engines = list(engines)
     usable = (_gpu_bytes() if total is None else total) * USABLE
-    rest = usable - sum(weight_bytes(*each) + _OVERHEAD for each in engines)
-    return max(int(rest) // sum(kv_cache_bytes_per_token(*each) for each in engines), 0)
+    rest = usable - sum(weight_bytes(*engine) + _OVERHEAD for engine in engines)
+    return max(int(rest) // sum(kv_cache_bytes_per_token(*engine) for engine in engines), 0)
 
 
 def _gpu_bytes() -> int:
@@ -122,29 +122,29 @@ def _gpu_bytes() -> int:
 
 
 def weight_bytes(folder: Path, arguments: Mapping[str, Any]) -> int:
-    """Bytes of an engine's weights on each of its GPUs: of the files, or of the shape where weights are made up."""
+    """Bytes of an engine's weights on each of its GPUs: of the files, or of the shape for dummy weights."""
     sizes = (sum(file.stat().st_size for file in folder.glob(kind)) for kind in _WEIGHT_FILES)
     size = next(filter(None, sizes), 0)
     if not size or arguments.get("load_format") == "dummy":
-        size = 2 * _parameters(_text_config(folder))
-    of_draft = sum(weight_bytes(draft, {}) for draft in _drafts(arguments))
-    return size // int(arguments.get("tensor_parallel_size", 1)) + of_draft
+        size = 2 * _parameter_count(_text_config(folder))
+    draft_bytes = sum(weight_bytes(draft, {}) for draft in _draft_folders(arguments))
+    return size // int(arguments.get("tensor_parallel_size", 1)) + draft_bytes
 
 
 def kv_cache_bytes_per_token(folder: Path, arguments: Mapping[str, Any]) -> int:
-    """Bytes of an engine's keys and values of a token on each of its GPUs."""
+    """Bytes per token of an engine's keys and values on each of its GPUs."""
     config = _text_config(folder)
     heads = config.get("num_key_value_heads") or config["num_attention_heads"]
     size = 2 * config["num_hidden_layers"] * heads * _head_size(config)
-    trained = config.get("torch_dtype") or config.get("dtype")
-    dtype = str(arguments.get("kv_cache_dtype", arguments.get("dtype", trained)))
-    of_value = next((number for name, number in _BYTES.items() if name in dtype), 2)
-    of_draft = sum(kv_cache_bytes_per_token(draft, {}) for draft in _drafts(arguments))
-    return int(size * of_value) // int(arguments.get("tensor_parallel_size", 1)) + of_draft
+    trained_dtype = config.get("torch_dtype") or config.get("dtype")
+    dtype = str(arguments.get("kv_cache_dtype", arguments.get("dtype", trained_dtype)))
+    value_bytes = next((number for name, number in _BYTES_PER_VALUE.items() if name in dtype), 2)
+    draft_bytes = sum(kv_cache_bytes_per_token(draft, {}) for draft in _draft_folders(arguments))
+    return int(size * value_bytes) // int(arguments.get("tensor_parallel_size", 1)) + draft_bytes
 
 
-def _drafts(arguments: Mapping[str, Any]) -> list[Path]:
-    """The draft model that the engine itself speculates on tokens with, if it has one."""
+def _draft_folders(arguments: Mapping[str, Any]) -> list[Path]:
+    """The folder of the draft model inside the engine, if it has one."""
     config = arguments.get("speculative_config") or {}
     return [Path(config["model"])] if config.get("method") == "draft_model" else []
 
@@ -158,8 +158,8 @@ def _head_size(config: Mapping[str, Any]) -> int:
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
-def _parameters(config: Mapping[str, Any]) -> int:
-    """Weights of a dense decoder."""
+def _parameter_count(config: Mapping[str, Any]) -> int:
+    """The number of weights of a dense decoder."""
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     attention = 2 * hidden * _head_size(config) * (heads + (config.get("num_key_value_heads") or heads))
     layers = config["num_hidden_layers"] * (attention + 3 * hidden * config["intermediate_size"])

@@ -1,4 +1,4 @@
-"""Programs that nobody trusts, in a sandbox of the operating system."""
+"""Runs untrusted programs in a sandbox of the operating system."""
 
 from lookahead_agent.errors import IsolationError as IsolationError
 from lookahead_agent.sandbox.backends import Isolation as Isolation

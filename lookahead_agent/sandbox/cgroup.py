@@ -1,4 +1,4 @@
-"""A cgroup for one run, where this process can make one: the kernel counts its own memory, such as page tables."""
+"""A cgroup for one run, if this process can create one: it counts kernel memory too, such as page tables."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 PREFIX = "lookahead-isolated"
 _ROOT = Path("/sys/fs/cgroup")
 _MEMBERSHIPS = Path("/proc/self/cgroup")
-# In the first and the second version of cgroups: the limits of memory, and of memory with what is swapped out.
+# Files of cgroup v1 and cgroup v2: the limits of memory, and of memory including swap.
 _LIMITS = {
     "memory.limit_in_bytes": "{memory}", "memory.memsw.limit_in_bytes": "{memory}",
     "memory.max": "{memory}", "memory.swap.max": "0",
@@ -20,13 +20,13 @@ _LIMITS = {
 
 @contextmanager
 def memory_cgroup(memory: int) -> Iterator[int | None]:
-    """A cgroup with so much memory, by a descriptor: who writes 0 to it is in it. None where none can be made."""
+    """Create a cgroup with a memory limit. A process joins by writing 0 to the descriptor; None: it is not possible."""
     descriptor = None
     with ExitStack() as stack:
         with suppress(OSError):
-            if (above := place()) is not None:
-                _tidy(above)
-                group = above / f"{PREFIX}-{os.getpid()}-{secrets.token_hex(8)}"
+            if (parent := place()) is not None:
+                _tidy(parent)
+                group = parent / f"{PREFIX}-{os.getpid()}-{secrets.token_hex(8)}"
                 group.mkdir()
                 stack.callback(_remove, group)
                 for name, value in _LIMITS.items():
@@ -38,30 +38,30 @@ def memory_cgroup(memory: int) -> Iterator[int | None]:
 
 
 def place(root: Path = _ROOT, memberships: str | None = None) -> Path | None:
-    """The cgroup to make one in: of version 1 its own, of version 2 the one above, for only leaves have processes."""
+    """Find where to create a cgroup: in the process's own (v1) or its parent (v2), as only leaves hold processes."""
     memberships = _MEMBERSHIPS.read_text() if memberships is None else memberships
     for line in memberships.splitlines():
         _, controllers, path = line.split(":", 2)
         if "memory" in controllers.split(","):
             return root / "memory" / path.lstrip("/")
         own = root / path.lstrip("/")
-        # A limit of its own would be got around.
+        # A sibling cgroup would escape this process's own limit.
         if not controllers and own != root and (own / "memory.max").read_text().strip() == "max":
             enabled = (own.parent / "cgroup.subtree_control").read_text().split()
             return own.parent if "memory" in enabled else None
     return None
 
 
-def _tidy(above: Path) -> None:
-    """Remove what processes have left that were killed."""
-    for group in above.glob(f"{PREFIX}-*"):
+def _tidy(parent: Path) -> None:
+    """Remove the cgroups of processes that were killed."""
+    for group in parent.glob(f"{PREFIX}-*"):
         if not Path("/proc", group.name.removeprefix(f"{PREFIX}-").partition("-")[0]).exists():
             with suppress(OSError):
                 group.rmdir()
 
 
 def _remove(group: Path) -> None:
-    """Killed processes may be there for a moment; what is left then is removed by a later run."""
+    """Remove a cgroup. Killed processes may stay for a moment; a later run removes what is left then."""
     for _ in range(100):
         try:
             return group.rmdir()

@@ -1,4 +1,4 @@
-"""A program in a process of its own, which ends in time, with what it has written."""
+"""Runs a program in a child process with a timeout, and collects its output."""
 
 import json
 import os
@@ -19,13 +19,13 @@ from typing import Any
 class ChildResult:
     """How a program ended."""
 
-    output: bytes  # or results, cut where it was too much
-    status: int  # negative: a signal
-    stopped: str | None = None  # why it was: "time", "output" or "files"; None if it ended alone
-    changes: bytes = b""  # what it wrote to its second descriptor, empty where it was stopped
+    output: bytes  # or results, truncated at the limit
+    status: int  # negative: killed by that signal
+    stopped: str | None = None  # why it was killed: "time", "output" or "files"; None: it ended alone
+    changes: bytes = b""  # what it wrote to its second descriptor; empty if it was killed
 
     def json_lines(self) -> Iterator[Any]:
-        """The results of a program of ours: a JSON value on each line. A line that the program did not end is none."""
+        """Yield the JSON value of each line, up to an invalid line. A last line without a line break is ignored."""
         for line in self.output.split(b"\n")[:-1]:
             try:
                 yield json.loads(line)
@@ -35,7 +35,7 @@ class ChildResult:
 
 @cache
 def program_text(name: str) -> str:
-    """The text of a file here, named without `.py`, that is handed to another interpreter (`python -c`)."""
+    """Return the text of a module here, named without `.py`, for another interpreter (`python -c`)."""
     return Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
 
 
@@ -51,28 +51,28 @@ def run_child(
     changes: int | None = None,
     descriptors: Sequence[int] = (),
 ) -> ChildResult:
-    """Run a program with a standard input, and end it and its process group when its time is over.
+    """Run a program with a standard input, and kill its process group at the timeout or when it ends.
 
     Args:
-        output: Bytes that it may print, or of its results.
-        results: Whether its last argument is a descriptor for results; its output goes nowhere then.
-        environment: All of its environment; None: nothing but an empty PATH.
-        changes: Bytes that it may write to a second descriptor, whose number is its last argument; None: it has none.
-        descriptors: Descriptors that it inherits.
+        output: Maximum bytes of its output, or of its results.
+        results: Whether its last argument is a descriptor for results; its output is then discarded.
+        environment: The whole environment; None: an empty PATH only.
+        changes: Maximum bytes on a second descriptor, whose number is the last argument; None: there is none.
+        descriptors: Descriptors that the program inherits.
 
     Raises:
-        OSError: The program is not there.
+        OSError: The program cannot be started.
     """
     end = time.monotonic() + seconds
     with ExitStack() as stack:
         source, sink = _pipe(stack)
-        limits, told = {source: (output, "output")}, [sink] if results else []
+        limits, passed = {source: (output, "output")}, [sink] if results else []
         if changes is not None:
-            second, writer = _pipe(stack)
-            limits[second] = (changes, "files")
-            told.append(writer)
+            reader, writer = _pipe(stack)
+            limits[reader] = (changes, "files")
+            passed.append(writer)
         process = subprocess.Popen(
-            [*command, *(str(writer.fileno()) for writer in told)],
+            [*command, *(str(writer.fileno()) for writer in passed)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL if results else sink,
             stderr=subprocess.DEVNULL if results else subprocess.STDOUT,
@@ -80,9 +80,9 @@ def run_child(
             cwd=folder,
             env={"PATH": ""} if environment is None else environment,
             start_new_session=True,
-            pass_fds=[*descriptors, *(writer.fileno() for writer in told)],
+            pass_fds=[*descriptors, *(writer.fileno() for writer in passed)],
         )
-        for writer in [sink, *told]:
+        for writer in [sink, *passed]:
             writer.close()
         try:
             written, stopped = _read(process, limits, given, end)
@@ -104,42 +104,42 @@ def _pipe(stack: ExitStack) -> tuple[FileIO, FileIO]:
 def _read(
     process: subprocess.Popen[bytes], limits: Mapping[FileIO, tuple[int, str]], given: bytes, end: float
 ) -> tuple[list[bytes], str | None]:
-    """Write to the program and read from it until it ends or has to be stopped. Returns what it wrote, and why."""
+    """Feed and read the program until it ends or a limit is reached. Returns its output and the reason to kill it."""
     assert process.stdin is not None
     written = {source: bytearray() for source in limits}
 
-    def ended(stopped: str | None) -> tuple[list[bytes], str | None]:
+    def result(stopped: str | None) -> tuple[list[bytes], str | None]:
         return [bytes(text) for text in written.values()], stopped
 
-    left = memoryview(given)
-    opened = len(limits)
+    pending = memoryview(given)
+    open_pipes = len(limits)
     os.set_blocking(process.stdin.fileno(), False)
     with selectors.DefaultSelector() as selector:
         for source in limits:
             selector.register(source, selectors.EVENT_READ)
         selector.register(process.stdin, selectors.EVENT_WRITE)
         while (wait := end - time.monotonic()) > 0:
-            if not opened:  # which is not yet its end
+            if not open_pipes:  # the program may still run
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(wait)
-                    return ended(None)
-            for key, _ in selector.select(wait) if opened else ():
+                    return result(None)
+            for key, _ in selector.select(wait) if open_pipes else ():
                 if isinstance(key.fileobj, FileIO) and key.fileobj in limits:
                     piece = os.read(key.fd, 65536)
                     if not piece:
                         selector.unregister(key.fileobj)
-                        opened -= 1
+                        open_pipes -= 1
                     written[key.fileobj] += piece
-                    most, stopped = limits[key.fileobj]
-                    if len(written[key.fileobj]) > most:
-                        return ended(stopped)
+                    limit, stopped = limits[key.fileobj]
+                    if len(written[key.fileobj]) > limit:
+                        return result(stopped)
                     continue
                 with suppress(BlockingIOError):
                     try:
-                        left = left[os.write(process.stdin.fileno(), left) :]
+                        pending = pending[os.write(process.stdin.fileno(), pending) :]
                     except BrokenPipeError:
-                        left = left[:0]
-                if not left:
+                        pending = pending[:0]
+                if not pending:
                     selector.unregister(process.stdin)
                     process.stdin.close()
-    return ended("time")
+    return result("time")

@@ -1,7 +1,7 @@
-"""The text of a PDF's pages, in a process of its own, whose interpreter is given this text (`python -I -c`).
+"""Extracts the text of a PDF's pages. Another interpreter runs this file's text (`python -I -c`).
 
-It reads the PDF from its standard input, and writes a result for each page, `{"page": its number from 1, "text": ...}`,
-and a last one, `{"problem": ...}`: why it has to stop, or None.
+It reads the PDF from its standard input. It writes a result for each page, `{"page": its number from 1, "text": ...}`,
+and a last one, `{"problem": ...}`: why it stops early, or None.
 """
 
 import io
@@ -11,7 +11,7 @@ import sys
 
 
 def main(memory: int, seconds: int, results: int) -> None:
-    """Read the PDF within bytes of memory and seconds of a processor, and write to a descriptor for results."""
+    """Read the PDF within bytes of memory and seconds of CPU time, and write to the descriptor `results`."""
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
@@ -24,7 +24,7 @@ def main(memory: int, seconds: int, results: int) -> None:
                 if text := page.extract_text().strip():
                     print(json.dumps({"page": number, "text": text}), file=lines, flush=True)
             problem = None
-        except Exception as error:  # broken files make a parser fail in every way
+        except Exception as error:  # a damaged file can make the parser raise anything
             problem = f"{type(error).__name__}: {error}"[:300]
         print(json.dumps({"problem": problem}), file=lines)
 

@@ -1,34 +1,34 @@
-"""The system calls that isolated code may make, as a filter for Linux's seccomp.
+"""The system calls that sandboxed code may make, as a filter for Linux's seccomp.
 
-Classic BPF over `struct seccomp_data`, see seccomp(2). A call that is not listed is refused (EPERM). A call that is
-newer than this list does not exist for the code (ENOSYS), and a call of another architecture kills the process.
+Classic BPF over `struct seccomp_data`, see seccomp(2). A call that is not listed fails with EPERM. A call that is newer
+than this list fails with ENOSYS, and a call of another architecture kills the process.
 
-Left out on purpose are calls that reach other programs, processes and networks, that change the machine, that slow down
-or spy on other users of the same files (leases, locks, watches, dropped caches), and that hold memory which no limit
-counts (`splice`, `vmsplice`, `memfd_create`, `sendmsg`, `mmap` of shared memory without a file).
+Calls are left out that reach other programs, processes and networks, or change the machine. So are calls that slow down
+or spy on other users of the same files (leases, locks, watches, dropped caches). The list also lacks calls that hold
+uncounted memory (`splice`, `vmsplice`, `memfd_create`, `sendmsg`, `mmap` of shared memory without a file).
 """
 
 import errno
 import platform
 import struct
 
-_Line = tuple[int, int, int, int]
+_Instruction = tuple[int, int, int, int]
 
 _LOAD, _EQUAL, _AT_LEAST, _ABOVE, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x25, 0x45, 0x06
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 _KILL, _ERRNO = 0x80000000, 0x00050000
-_ALLOWED: _Line = (_RETURN, 0, 0, 0x7FFF0000)
-_REFUSED: _Line = (_RETURN, 0, 0, _ERRNO | errno.EPERM)
-_UNKNOWN: _Line = (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)
-_DONE: _Line = (_RETURN, 0, 0, _ERRNO | 0)  # The call succeeds and is not made
-_NO_TERMINAL: _Line = (_RETURN, 0, 0, _ERRNO | errno.ENOTTY)
+_ALLOWED: _Instruction = (_RETURN, 0, 0, 0x7FFF0000)
+_REFUSED: _Instruction = (_RETURN, 0, 0, _ERRNO | errno.EPERM)
+_UNKNOWN: _Instruction = (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)
+_NO_OP: _Instruction = (_RETURN, 0, 0, _ERRNO | 0)  # The call returns 0 without being made
+_NO_TERMINAL: _Instruction = (_RETURN, 0, 0, _ERRNO | errno.ENOTTY)
 
 _X32 = 0x40000000
 _NEWEST = 456  # futex_requeue, Linux 6.7
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-"""Of an architecture: its column below, and its identity in seccomp."""
+"""By architecture: its column in the tables below, and its identifier in seccomp."""
 
-# Each with its number on x86_64 and on aarch64; None: that architecture lacks it.
+# Numbers on x86_64 and on aarch64; None: the architecture lacks the call.
 _CALLS: dict[str, tuple[int | None, int | None]] = {
     # Memory; `mmap` and `madvise` are below.
     "mprotect": (10, 226), "munmap": (11, 215), "brk": (12, 214), "mremap": (25, 216), "msync": (26, 227),
@@ -40,7 +40,7 @@ _CALLS: dict[str, tuple[int | None, int | None]] = {
     "pwritev2": (328, 287), "access": (21, None), "faccessat": (269, 48), "faccessat2": (439, 439),
     "dup": (32, 23), "dup2": (33, None), "dup3": (292, 24), "pipe": (22, None), "pipe2": (293, 59),
     "getdents": (78, None), "getdents64": (217, 61), "getcwd": (79, 17), "statfs": (137, 43), "fstatfs": (138, 44),
-    # Waiting.
+    # Poll, events and timers.
     "poll": (7, None), "ppoll": (271, 73), "select": (23, None), "pselect6": (270, 72), "epoll_create": (213, None),
     "epoll_create1": (291, 20), "epoll_ctl": (233, 21), "epoll_wait": (232, None), "epoll_pwait": (281, 22),
     "epoll_pwait2": (441, 441), "eventfd": (284, None), "eventfd2": (290, 19), "signalfd": (282, None),
@@ -51,13 +51,13 @@ _CALLS: dict[str, tuple[int | None, int | None]] = {
     "getitimer": (36, 102), "setitimer": (38, 103), "alarm": (37, None), "timer_create": (222, 107),
     "timer_settime": (223, 110), "timer_gettime": (224, 108), "timer_getoverrun": (225, 109),
     "timer_delete": (226, 111),
-    # Signals that come, threads, and the end.
+    # Signal handlers, threads, and exit.
     "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "rt_sigpending": (127, 136),
     "rt_sigtimedwait": (128, 137), "rt_sigsuspend": (130, 133), "sigaltstack": (131, 132),
     "restart_syscall": (219, 128), "futex": (202, 98), "futex_waitv": (449, 449), "set_tid_address": (218, 96),
     "set_robust_list": (273, 99), "rseq": (334, 293), "sched_yield": (24, 124), "exit": (60, 93),
     "exit_group": (231, 94), "wait4": (61, 260), "waitid": (247, 95),
-    # Questions about itself and the machine.
+    # Queries about the process and the machine.
     "getpid": (39, 172), "getppid": (110, 173), "gettid": (186, 178), "getuid": (102, 174), "geteuid": (107, 175),
     "getgid": (104, 176), "getegid": (108, 177), "getgroups": (115, 158), "getresuid": (118, 148),
     "getresgid": (120, 150), "getpgid": (121, 155), "getpgrp": (111, None), "getsid": (124, 156),
@@ -65,13 +65,13 @@ _CALLS: dict[str, tuple[int | None, int | None]] = {
     "getrusage": (98, 165), "getrandom": (318, 278), "getcpu": (309, 168), "sched_getaffinity": (204, 123),
     "sched_getparam": (143, 121), "sched_getscheduler": (145, 120), "sched_get_priority_max": (146, 125),
     "sched_get_priority_min": (147, 126), "sched_rr_get_interval": (148, 127), "getpriority": (140, 141),
-    # Pairs of sockets; `socketpair`, `sendto` and `recvfrom` are below.
+    # Socket pairs; `socketpair`, `sendto` and `recvfrom` are below.
     "shutdown": (48, 210), "getsockname": (51, 204), "getpeername": (52, 205), "getsockopt": (55, 209),
 }  # fmt: skip
 
-# What changes files and tells of them without opening them, and signals to processes: where a filesystem and process
-# numbers of its own bound them.
-_CALLS_OF_NAMESPACES: dict[str, tuple[int | None, int | None]] = {
+# Calls that change or inspect files without opening them, and that signal processes. They are allowed where the
+# code has a filesystem and process numbers of its own.
+_NAMESPACE_CALLS: dict[str, tuple[int | None, int | None]] = {
     "readlink": (89, None), "readlinkat": (267, 78), "getxattr": (191, 8), "lgetxattr": (192, 9),
     "fgetxattr": (193, 10), "listxattr": (194, 11), "llistxattr": (195, 12), "flistxattr": (196, 13),
     "fsync": (74, 82), "fdatasync": (75, 83), "truncate": (76, 45), "ftruncate": (77, 46), "fallocate": (285, 47),
@@ -84,18 +84,18 @@ _CALLS_OF_NAMESPACES: dict[str, tuple[int | None, int | None]] = {
 }  # fmt: skip
 
 
-def _load_argument(argument: int) -> _Line:
-    """The low half of an argument: the kernel reads 32 bits itself, or the high half is none of what is tested."""
+def _load_argument(argument: int) -> _Instruction:
+    """Load the low half of an argument: the kernel reads 32 bits itself, or no tested bit is in the high half."""
     return (_LOAD, 0, 0, _ARGUMENTS + 8 * argument)
 
 
-def _refuse_bits(argument: int, bits: int, verdict: _Line = _REFUSED) -> list[_Line]:
-    """A verdict where one of these bits is set; else what follows."""
+def _refuse_bits(argument: int, bits: int, verdict: _Instruction = _REFUSED) -> list[_Instruction]:
+    """Return the verdict if one of these bits is set; else go on."""
     return [_load_argument(argument), (_ANY_BIT, 0, 1, bits), verdict]
 
 
-def _allow_values(argument: int, values: tuple[int, ...], otherwise: _Line = _REFUSED) -> list[_Line]:
-    """Allowed where the argument is one of these values."""
+def _allow_values(argument: int, values: tuple[int, ...], otherwise: _Instruction = _REFUSED) -> list[_Instruction]:
+    """Allow the call if the argument is one of these values."""
     return [
         _load_argument(argument),
         *(line for value in values for line in ((_EQUAL, 0, 1, value), _ALLOWED)),
@@ -105,59 +105,59 @@ def _allow_values(argument: int, values: tuple[int, ...], otherwise: _Line = _RE
 
 _STREAM, _NONBLOCK, _CLOEXEC = 1, 0o4000, 0o2000000
 _MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 1, 0x20, 0x40000
-_CLONE_THREAD, _FLAGS_OF_THREADS = 0x10000, 0x7D0F00  # what glibc and musl start a thread with
+_CLONE_THREAD, _THREAD_FLAGS = 0x10000, 0x7D0F00  # with which glibc and musl start a thread
 _MSG_OOB, _MSG_DONTWAIT, _MSG_NOSIGNAL = 1, 0x40, 0x4000
 _EVERY_BIT = 0xFFFFFFFF
 
-# Calls whose arguments decide, by their numbers on x86_64 and on aarch64.
-_CALLS_BY_ARGUMENT: dict[tuple[int, int], list[_Line]] = {
+# Calls that are allowed by their arguments, by number on x86_64 and on aarch64.
+_CALLS_BY_ARGUMENT: dict[tuple[int, int], list[_Instruction]] = {
     # Threads, but no processes.
-    (56, 220): [*_refuse_bits(0, _EVERY_BIT ^ _FLAGS_OF_THREADS), (_ANY_BIT, 1, 0, _CLONE_THREAD), _REFUSED, _ALLOWED],
-    # glibc then takes clone, whose flags a filter can read.
+    (56, 220): [*_refuse_bits(0, _EVERY_BIT ^ _THREAD_FLAGS), (_ANY_BIT, 1, 0, _CLONE_THREAD), _REFUSED, _ALLOWED],
+    # glibc falls back to clone, whose flags a filter can read.
     (435, 435): [_UNKNOWN],
-    # Memory that is shared and has no file stays whole for one page of it that is mapped, and only that page counts.
-    # Great pages are the machine's.
+    # Anonymous shared memory stays whole for one mapped page of it, and only that page counts. Huge pages belong to the
+    # machine.
     (9, 222): [
         *_refuse_bits(3, _MAP_HUGETLB), (_ANY_BIT, 1, 0, _MAP_ANONYMOUS), _ALLOWED,
         (_ANY_BIT, 0, 1, _MAP_SHARED), _REFUSED, _ALLOWED,
     ],
-    # Nothing that merges its pages with others' or puts files' pages out of memory.
+    # No advice that merges pages with other processes' or drops pages of files from memory.
     (28, 233): _allow_values(2, (0, 1, 2, 3, 4, 8, 10, 11, 14, 15, 16, 17)),
-    # Event loops wake themselves with a pair of streams (AF_UNIX), which cannot be sent anywhere else.
+    # Event loops wake themselves with a pair of streams (AF_UNIX), which reaches no other process.
     (53, 199): [
         *_refuse_bits(1, _EVERY_BIT ^ (_STREAM | _NONBLOCK | _CLOEXEC)), (_ANY_BIT, 1, 0, _STREAM), _REFUSED,
         *_allow_values(0, (1,)),
     ],
-    # No address, in either half of the pointer.
+    # No destination address, in either half of the pointer.
     (44, 206): [
         *_refuse_bits(3, _EVERY_BIT ^ (_MSG_DONTWAIT | _MSG_NOSIGNAL)), *_refuse_bits(4, _EVERY_BIT),
         (_LOAD, 0, 0, _ARGUMENTS + 8 * 4 + 4), (_EQUAL, 1, 0, 0), _REFUSED, _ALLOWED,
     ],
     (45, 207): [*_refuse_bits(3, _MSG_OOB), _ALLOWED],
-    # F_SETLK, F_SETLKW: such locks never stand in the way of their own process, so they are not needed, and a real one
-    # would stop others who lock the same library. Then F_DUPFD to F_GETLK, F_DUPFD_QUERY, F_DUPFD_CLOEXEC and
-    # F_GETPIPE_SZ: no leases, no watches, no signals, no greater pipes.
+    # F_SETLK, F_SETLKW: such a lock never blocks its own process, so it is not needed. A real one would block
+    # others who lock the same library. Then F_DUPFD to F_GETLK, F_DUPFD_QUERY, F_DUPFD_CLOEXEC and F_GETPIPE_SZ: no
+    # leases, no watches, no signals, no larger pipes.
     (72, 25): [
-        _load_argument(1), (_EQUAL, 1, 0, 6), (_EQUAL, 0, 1, 7), _DONE,
+        _load_argument(1), (_EQUAL, 1, 0, 6), (_EQUAL, 0, 1, 7), _NO_OP,
         *_allow_values(1, (0, 1, 2, 3, 4, 5, 1027, 1030, 1032)),
     ],
-    # FIOCLEX, FIONCLEX, FIONBIO, FIONREAD, and the questions of `isatty`: TCGETS, TCGETS2, TIOCGWINSZ.
+    # FIOCLEX, FIONCLEX, FIONBIO, FIONREAD, and the requests of `isatty`: TCGETS, TCGETS2, TIOCGWINSZ.
     (16, 29): _allow_values(1, (0x5451, 0x5450, 0x5421, 0x541B, 0x5401, 0x802C542A, 0x5413), _NO_TERMINAL),
     # PR_SET_NAME, PR_GET_NAME.
     (157, 167): _allow_values(0, (15, 16)),
-    # Limits of its own only.
+    # `prlimit64` on its own process only.
     (302, 261): _allow_values(0, (0,)),
 }  # fmt: skip
 
 
 def system_call_filter(*, landlock: bool, machine: str | None = None) -> bytes | None:
-    """The program of a filter, 8 bytes an instruction; None for an architecture whose calls are not known here."""
-    # With `landlock`, nothing else is between the code and the user's files and processes.
+    """Return the filter's BPF program, 8 bytes per instruction; None if the architecture's calls are not known here."""
+    # With `landlock`, no namespace separates the code from the user's files and processes.
     machine = machine or platform.machine()
     if machine not in _MACHINES:
         return None
     column, identity = _MACHINES[machine]
-    calls = _CALLS if landlock else _CALLS | _CALLS_OF_NAMESPACES
+    calls = _CALLS if landlock else _CALLS | _NAMESPACE_CALLS
     killed = (_RETURN, 0, 0, _KILL)
     program = [(_LOAD, 0, 0, _ARCHITECTURE), (_EQUAL, 1, 0, identity), killed]
     program += [(_LOAD, 0, 0, _NUMBER), (_AT_LEAST, 0, 1, _X32), killed, (_ABOVE, 0, 1, _NEWEST), _UNKNOWN]

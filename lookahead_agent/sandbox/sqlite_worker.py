@@ -1,6 +1,6 @@
-"""One SELECT on a SQLite database, in a process of its own.
+"""Runs one SELECT on a SQLite database, in a process of its own.
 
-Another interpreter is given this text (`python -I -S -c`), so it imports the standard library only. It reads a JSON
+Another interpreter runs this file's text (`python -I -S -c`), so it imports the standard library only. It reads a JSON
 object from its standard input, and writes {"text": ..., "problem": ...} to the descriptor that its argument names.
 """
 
@@ -14,17 +14,17 @@ import time
 from contextlib import closing
 from typing import Any
 
-# What a statement may do; everything else (writing, ATTACH, PRAGMA, loading extensions) is refused by SQLite itself.
+# The only actions of a statement: SQLite itself denies all others (writing, ATTACH, PRAGMA, loading extensions).
 ALLOWED = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
 FORBIDDEN_FUNCTIONS = frozenset({"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"})
 SCHEMA_PRAGMAS = frozenset({"table_list", "table_xinfo", "foreign_key_list"})
 TABLES = """
     SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND substr(name, 1, 7) <> 'sqlite_' ORDER BY name
 """
-LONGEST_CELL = 500
-MOST_NAMED = 8
-# Longer names of types, such as NVARCHAR(160), tell a model little for many tokens.
-LONGEST_TYPE = 8
+MAX_CELL_LENGTH = 500
+MAX_NAMED = 8
+# Longer type names, such as NVARCHAR(160), cost many tokens and tell a model little.
+MAX_TYPE_LENGTH = 8
 SQLITE_LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: 8 << 20,
     sqlite3.SQLITE_LIMIT_SQL_LENGTH: 100_000,
@@ -41,25 +41,25 @@ SQLITE_LIMITS = {
 
 
 def authorise(action: int, first: str | None, second: str | None = None, *_: str | None) -> int:
-    """SQLite's question whether a statement may do something."""
+    """Allow or deny an action of a statement, as SQLite's authorizer callback."""
     if action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in FORBIDDEN_FUNCTIONS:
         return sqlite3.SQLITE_DENY
     return sqlite3.SQLITE_OK if action in ALLOWED else sqlite3.SQLITE_DENY
 
 
 def authorise_schema(action: int, first: str | None, *others: str | None) -> int:
-    """As `authorise`, and the pragmas that tell of tables and columns."""
-    told = action == sqlite3.SQLITE_PRAGMA and first in SCHEMA_PRAGMAS
-    return sqlite3.SQLITE_OK if told else authorise(action, first, *others)
+    """Allow the pragmas that describe tables and columns too."""
+    is_schema_pragma = action == sqlite3.SQLITE_PRAGMA and first in SCHEMA_PRAGMAS
+    return sqlite3.SQLITE_OK if is_schema_pragma else authorise(action, first, *others)
 
 
 def connect(path: str, memory: int, seconds: float) -> sqlite3.Connection:
-    """The database, to be read only, with SQLite's limits."""
+    """Open the database read-only, with SQLite's limits."""
     from pathlib import Path
 
-    # Waits for another process that writes to the database, but not until the signal.
+    # Waits for another process's write lock, but not until SIGALRM.
     connection = sqlite3.connect(f"{Path(path).as_uri()}?mode=ro", uri=True, timeout=seconds / 2)
-    # Sorting needs no disk, and asks for too much before the process is refused it.
+    # Sorting uses no disk. SQLite's heap limit acts before the process's own limit.
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute(f"PRAGMA hard_heap_limit = {memory // 2}")
     connection.execute("PRAGMA cache_size = -4096")
@@ -70,50 +70,52 @@ def connect(path: str, memory: int, seconds: float) -> sqlite3.Connection:
 
 
 def explained(error: Exception, seconds: float) -> str:
-    """What a model can do something with."""
-    said = "out of memory" if isinstance(error, MemoryError) else str(error)
+    """Describe an error so that a model can act on it."""
+    message = "out of memory" if isinstance(error, MemoryError) else str(error)
     known = {
         "not authorized|prohibited": "only SELECT statements are carried out: nothing can be changed or attached",
         "interrupted": f"the statement took more than {seconds:g} s",
         "one statement at a time": "one statement at a time",
         "out of memory": "the statement needs more memory than it may have: ask for less, or for fewer rows",
-        "file is not a database|unable to open|malformed": f"this is not a SQLite database: {said}",
+        "file is not a database|unable to open|malformed": f"this is not a SQLite database: {message}",
     }
-    return next((told for words, told in known.items() if re.search(words, said)), f"SQLite says: {said}")
+    return next((text for words, text in known.items() if re.search(words, message)), f"SQLite says: {message}")
 
 
 def cell(value: object) -> str:
-    """A value in one line, numbers to 15 digits as SQLite's own shell shows them."""
+    """Format a value on one line, numbers with 15 digits as in SQLite's own shell."""
     if isinstance(value, float):
         value = float(f"{value:.15g}")
     text = "NULL" if value is None else f"({len(value)} bytes)" if isinstance(value, bytes) else str(value)
-    shown = " ".join(text[:LONGEST_CELL].splitlines())
-    return shown if len(text) <= LONGEST_CELL else f"{shown}\u2026 (cut: {LONGEST_CELL} of {len(text):,} characters)"
+    shown = " ".join(text[:MAX_CELL_LENGTH].splitlines())
+    return (
+        shown if len(text) <= MAX_CELL_LENGTH else f"{shown}\u2026 (cut: {MAX_CELL_LENGTH} of {len(text):,} characters)"
+    )
 
 
 def schema(connection: sqlite3.Connection, characters: int) -> str:
-    """A line for each table and view: `Album(AlbumId INTEGER, Title, ArtistId INTEGER)`, without long types."""
+    """Describe each table and view on a line: `Album(AlbumId INTEGER, Title, ArtistId INTEGER)`, without long types."""
     connection.set_authorizer(authorise_schema)
-    # The tables inside of a full-text index; SQLite before 3.37 does not tell them from others.
-    inside = {row[1] for row in connection.execute("PRAGMA main.table_list") if row[2] == "shadow"}
+    # Shadow tables of a full-text index; SQLite before 3.37 does not mark them.
+    shadow_tables = {row[1] for row in connection.execute("PRAGMA main.table_list") if row[2] == "shadow"}
     lines: list[str] = []
     size = 0
     for (name,) in connection.execute(TABLES):
-        if name in inside:
+        if name in shadow_tables:
             continue
-        if size > 2 * characters:  # more than is shown
+        if size > 2 * characters:  # enough to be truncated
             break
         try:
             lines.append(f"{quoted(connection, name)}({', '.join(columns(connection, name))})")
-        except sqlite3.OperationalError as error:  # a view of what is there no more
+        except sqlite3.OperationalError as error:  # a view of a dropped table
             lines.append(f"{quoted(connection, name)} cannot be read: {error}")
         size += len(lines[-1]) + 1
     return "\n".join(lines)
 
 
-def found_columns(connection: sqlite3.Connection, said: str) -> str:
-    """Where the column of an error is: " (there are Album.ArtistId, Artist.ArtistId)"; "" where it is nowhere."""
-    found = re.match(r"(?:ambiguous column name|no such column): (?:.*\.)?(.+)", said)
+def found_columns(connection: sqlite3.Connection, message: str) -> str:
+    """Say where an error's column exists: " (there are Album.ArtistId, Artist.ArtistId)"; "" if it is nowhere."""
+    found = re.match(r"(?:ambiguous column name|no such column): (?:.*\.)?(.+)", message)
     if found is None:
         return ""
     connection.set_authorizer(authorise_schema)
@@ -125,39 +127,39 @@ def found_columns(connection: sqlite3.Connection, said: str) -> str:
     if not tables:
         return ""
     column = quoted(connection, found[1])
-    named = ", ".join(f"{quoted(connection, name)}.{column}" for name in tables[:MOST_NAMED])
+    named = ", ".join(f"{quoted(connection, name)}.{column}" for name in tables[:MAX_NAMED])
     return f" (there {'is' if len(tables) == 1 else 'are'} {named})"
 
 
 def pragma(connection: sqlite3.Connection, name: str, table: str) -> sqlite3.Cursor:
-    """The rows of a pragma that tells of a table."""
+    """Return the rows of a pragma that describes a table."""
     argument = '"' + table.replace('"', '""') + '"'
     return connection.execute(f"PRAGMA main.{name}({argument})")
 
 
 def columns(connection: sqlite3.Connection, table: str) -> list[str]:
-    """Each column with its type, where that is short, and with the column of another table that it refers to."""
+    """List the columns, each with its type if that is short, and with the column that it references."""
     referred = {
         column.lower(): (other, key) for _, _, other, column, key, *_ in pragma(connection, "foreign_key_list", table)
     }
     found = []
     for _, name, kind, _, _, _, hidden in pragma(connection, "table_xinfo", table):
-        if hidden == 1:  # a column that only statements of its virtual table name
+        if hidden == 1:  # a hidden column of a virtual table
             continue
         words = [quoted(connection, name)]
         short = kind.partition("(")[0].strip()
-        if short.isalpha() and len(short) <= LONGEST_TYPE and "CHAR" not in short.upper():
+        if short.isalpha() and len(short) <= MAX_TYPE_LENGTH and "CHAR" not in short.upper():
             words.append(short.upper())
         other, key = referred.get(name.lower(), (None, None))
-        if other is not None and (key is None or key.lower() != name.lower()):  # no key: the other's primary one
-            of_other = "" if key is None else f"({quoted(connection, key)})"
-            words.append(f"REFERENCES {quoted(connection, other)}{of_other}")
+        if other is not None and (key is None or key.lower() != name.lower()):  # no key: the primary key
+            key_part = "" if key is None else f"({quoted(connection, key)})"
+            words.append(f"REFERENCES {quoted(connection, other)}{key_part}")
         found.append(" ".join(words))
     return found
 
 
 def quoted(connection: sqlite3.Connection, name: str) -> str:
-    """A name as a statement has to write it, in one line."""
+    """Quote a name as a statement needs it, on one line."""
     if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         try:
             connection.execute(f"SELECT {name} FROM (SELECT 1 AS {name})")
@@ -167,16 +169,16 @@ def quoted(connection: sqlite3.Connection, name: str) -> str:
     return '"' + " ".join(name.replace('"', '""').splitlines()) + '"'
 
 
-def answer(given: dict[str, Any]) -> str:
-    """Header and rows, read one by one and only as far as they are shown; without a statement, the tables."""
-    with closing(connect(given["database"], given["memory"], given["seconds"])) as connection:
-        end = time.monotonic() + given["seconds"]
+def answer(request: dict[str, Any]) -> str:
+    """Return the header and as many rows as are shown, read one by one; without a statement, the schema."""
+    with closing(connect(request["database"], request["memory"], request["seconds"])) as connection:
+        end = time.monotonic() + request["seconds"]
         connection.set_progress_handler(lambda: time.monotonic() > end, 10_000)
         connection.text_factory = lambda data: data.decode("utf-8", errors="replace")
-        if given["statement"] is None:
-            return schema(connection, given["characters"])
+        if request["statement"] is None:
+            return schema(connection, request["characters"])
         try:
-            cursor = connection.execute(given["statement"])
+            cursor = connection.execute(request["statement"])
         except sqlite3.OperationalError as error:
             raise sqlite3.OperationalError(f"{error}{found_columns(connection, str(error))}") from None
         if cursor.description is None:
@@ -186,31 +188,31 @@ def answer(given: dict[str, Any]) -> str:
         for number, row in enumerate(cursor):
             line = " | ".join(map(cell, row))
             size += len(line) + 1
-            # One row alone may be longer: it is cut where it is shown.
-            if number == given["rows"] or (number and size > given["characters"]):
+            # A single row may be longer: the caller truncates it.
+            if number == request["rows"] or (number and size > request["characters"]):
                 return "\n".join([*lines, f"(more than {number} rows: ask for fewer, or count and sum them in SQL)"])
             lines.append(line)
     if len(lines) == 2 and len(cursor.description) == 1:
-        return lines[1]  # one value stands for itself, so that another call can take it as it is
+        return lines[1]  # a single value alone can be the argument of another call
     return "\n".join(lines if len(lines) > 1 else [*lines, "(no rows)"])
 
 
 def main() -> None:
-    """Answer the question on standard input."""
-    given = json.loads(sys.stdin.read())
-    resource.setrlimit(resource.RLIMIT_DATA, (given["memory"], given["memory"]))
+    """Answer the request on standard input."""
+    request = json.loads(sys.stdin.read())
+    resource.setrlimit(resource.RLIMIT_DATA, (request["memory"], request["memory"]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # the shared index of a write-ahead log
-    # The progress handler is not asked inside a function: the signal ends the process there.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # for the shared-memory index of a write-ahead log
+    # SQLite calls no progress handler inside a function: there the signal kills the process.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, given["seconds"] + 0.1)
+    signal.setitimer(signal.ITIMER_REAL, request["seconds"] + 0.1)
     text, problem = "", None
     try:
-        text = answer(given)
+        text = answer(request)
     except ValueError as error:
         problem = str(error)
     except (sqlite3.Error, sqlite3.Warning, MemoryError) as error:
-        problem = explained(error, given["seconds"])
+        problem = explained(error, request["seconds"])
     with open(int(sys.argv[1]), "w", encoding="utf-8") as results:
         print(json.dumps({"text": text, "problem": problem}), file=results)
 

@@ -1,7 +1,7 @@
-"""The child's program: it goes into the sandbox, gives up what it may do, and only then runs the code.
+"""The child's program: it enters the sandbox, drops its privileges, and only then runs the code.
 
-Another interpreter is given this text (`python -I -S -c`), so it imports the standard library only. Its argument is a
-JSON object, see `start` in `backends.py`; the code comes by standard input.
+Another interpreter runs this file's text (`python -I -S -c`), so it imports the standard library only. Its argument is
+a JSON object, see `start` in `backends.py`. It reads the code from standard input.
 """
 
 import base64
@@ -21,63 +21,63 @@ MS_NOSUID, MS_NODEV = 2, 4
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 4, 8, 22, 24
 PR_SET_NO_NEW_PRIVS, PR_SET_THP_DISABLE = 38, 41
 CAP_DAC_READ_SEARCH = 2
-HOST = b"isolated"  # The machine's name, as the code is told it
+HOST = b"isolated"  # The host name that the code sees
 STOPPED = 201  # Exit status: the code was killed
 NO_SANDBOX = 202
-"""Exit status: the sandbox could not be made. Code that ends with it did so after `BEGUN`."""
-BEGUN = b"\x01"  # The first byte of the output, once the sandbox is made: all that follows is the code's
+"""Exit status: the sandbox could not be set up. After `BEGUN`, the code itself has chosen this status."""
+BEGUN = b"\x01"  # First byte of the output, once the sandbox is set up: the code's output follows
 
 libc = ctypes.CDLL(None, use_errno=True)
 
 
 def call(name: str, *arguments: object) -> None:
-    """A function of the C library; raises OSError if it fails."""
+    """Call a function of the C library; raises OSError if it fails."""
     if getattr(libc, name)(*arguments) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
 
 
 def may_change_user() -> bool:
-    """Whether this process may become other users: root can, but not where a user namespace has root alone."""
+    """Whether this process can change its user: root can, unless its user namespace has no other user."""
     with open("/proc/self/uid_map", encoding="ascii") as file:
         return os.geteuid() == 0 and sum(int(line.split()[2]) for line in file) > 1
 
 
 def become_unprivileged(kept: int = 0) -> None:
-    """Become a user who has nothing else, with the kept capabilities, for the kernel counts threads by user."""
+    """Become an unused user with the kept capabilities, because the kernel counts threads by user."""
     call("prctl", PR_SET_KEEPCAPS, int(kept != 0), 0, 0, 0)
     os.setgroups([])
     number = int.from_bytes(os.urandom(4), "big")
-    # Beyond all users that are given out; a container may have 65,536 of them only.
+    # Above all assigned user ids; a container may have only 65,536 of them.
     for user in (1 << 30 | number >> 2, 50_000 + number % 10_000):
         with suppress(OSError):
             os.setresgid(user, user, user)
             os.setresuid(user, user, user)
             break
-    call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)  # its own files in /proc are its own again
+    call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)  # restores access to its own files in /proc
 
 
 def drop_privileges(kept: int = 0) -> None:
-    """Become a user who may do nothing, but for some capabilities."""
+    """Become an unprivileged user, with no capabilities but `kept`."""
     if os.geteuid() == 0:
         for capability in range(64):
             if libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
-                break  # beyond the last that this kernel has
+                break  # the kernel has no more capabilities
         become_unprivileged(kept)
     header = struct.pack("<Ii", 0x20080522, 0)  # version 3, this process
-    call("capset", header, struct.pack("<6I", kept, kept, 0, 0, 0, 0))  # a program that is started gets none
+    call("capset", header, struct.pack("<6I", kept, kept, 0, 0, 0, 0))  # a started program inherits none
     call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def die_with_parent(parent: int) -> None:
-    """Be killed when the parent ends, also if nobody could tidy up any more; a change of user forgets it."""
+    """Have the kernel kill this process when the parent ends, even by a signal. A change of user resets this."""
     call("prctl", PR_SET_PDEATHSIG, 9, 0, 0, 0)
-    if os.getppid() != parent:  # it had ended before
+    if os.getppid() != parent:  # the parent had ended before
         os._exit(STOPPED)
 
 
 def landlock(plan: dict[str, Any]) -> None:
-    """Close all files but what may be read, see landlock(7). Nothing can be written, since Landlock counts no files."""
+    """Close all files except readable ones, see landlock(7). Nothing is writable, as Landlock cannot limit files."""
     create, add, restrict = 444, 445, 446
     version = libc.syscall(create, None, 0, 1)
     if version < 3:
@@ -90,7 +90,7 @@ def landlock(plan: dict[str, Any]) -> None:
         raise OSError(ctypes.get_errno(), "landlock_create_ruleset")
     execute, write, read, listing = 1, 2, 4, 8
     rules = [(path, execute | read | (listing if os.path.isdir(path) else 0)) for path in plan["readable"]]
-    # Python looks for a package among the names of all.
+    # Python lists a folder of packages to find one.
     rules += [("/dev/null", read | write), ("/dev/urandom", read), *((path, listing) for path in plan["packages"])]
     if plan["folder"] is not None:
         rules.append((plan["folder"], read | listing))
@@ -120,11 +120,11 @@ def set_limits(plan: dict[str, Any]) -> None:
 
 
 def refuse_uncounted(plan: dict[str, Any]) -> None:
-    """Close what the limits above leave open. Raises OSError where the kernel counts no threads of this user."""
-    call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)  # a program that takes dumps would be given one in spite of the limit
-    # Of a great page that is partly given back all stays, and only the rest of it counts.
+    """Close what the limits above leave open. Raises OSError if the kernel does not count this user's threads."""
+    call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)  # a core dump handler would ignore RLIMIT_CORE
+    # A huge page that is partly released stays whole, and only the rest of it counts.
     call("prctl", PR_SET_THP_DISABLE, 1, 0, 0, 0)
-    resource.setrlimit(resource.RLIMIT_SIGPENDING, (64, 64))  # which counts timers
+    resource.setrlimit(resource.RLIMIT_SIGPENDING, (64, 64))  # limits timers
     resource.setrlimit(resource.RLIMIT_NPROC, (0, plan["threads"]))
     try:
         child = os.fork()
@@ -144,14 +144,14 @@ def install_filter(program: bytes) -> None:
     class Program(ctypes.Structure):
         _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
-    whole = Program(len(program) // 8, ctypes.cast(instructions, ctypes.c_void_p))
-    call("prctl", PR_SET_SECCOMP, 2, ctypes.byref(whole), 0, 0)
+    filter_program = Program(len(program) // 8, ctypes.cast(instructions, ctypes.c_void_p))
+    call("prctl", PR_SET_SECCOMP, 2, ctypes.byref(filter_program), 0, 0)
 
 
 def enter_sandbox(plan: dict[str, Any]) -> None:
-    """Go into the sandbox."""
+    """Enter the sandbox."""
     kind = plan["isolation"]
-    # bwrap has a process between, and ends that one itself.
+    # bwrap's own process is between, and bwrap ends with the agent.
     parent = os.getppid() if kind == "bubblewrap" else plan["agent"]
     die_with_parent(parent)
     if plan["cgroup"] is not None:
@@ -160,12 +160,12 @@ def enter_sandbox(plan: dict[str, Any]) -> None:
     if kind == "landlock":
         if plan["folder"] is not None:
             os.chdir(plan["folder"])
-        # Folders above Python's library may be closed to others; what it may read is Landlock's to say.
+        # Other users may not enter folders above Python's library; Landlock decides what is readable.
         drop_privileges(1 << CAP_DAC_READ_SEARCH if os.geteuid() == 0 else 0)
         landlock(plan)
     elif kind == "bubblewrap":
-        # The code's own folder, in memory: the kernel counts all that it holds, with and without names. Without a size
-        # there would be no limit.
+        # The code's folder is in memory: the kernel counts all its content, also of unlinked files. A size of 0 means
+        # no limit.
         options = f"size={max(1, plan['files'])},nr_inodes={plan['inodes']},huge=never,mode=777".encode()
         call("mount", b"tmpfs", plan["inside"].encode(), b"tmpfs", ctypes.c_ulong(MS_NOSUID | MS_NODEV), options)
         os.chdir(plan["inside"])
@@ -180,7 +180,7 @@ def enter_sandbox(plan: dict[str, Any]) -> None:
 
 
 def run(code: str) -> None:
-    """Run it as a notebook's cell, which shows the value of a last expression, and say in one line what failed."""
+    """Run the code like a notebook cell, which shows the value of a last expression; print one line if it fails."""
     import ast
     import traceback
 
@@ -198,11 +198,11 @@ def run(code: str) -> None:
         where = f" in line {lines[-1]}" if lines else ""
         print(f"{type(error).__name__}{where}: {error}", file=sys.stderr)
         sys.exit(1)
-    names.clear()  # which closes, and so writes, files that the code left open
+    names.clear()  # closes, and so flushes, files that the code left open
 
 
 def write_copies(files: Iterable[tuple[str, bytes]]) -> dict[str, bytes]:
-    """Write copies of the user's files into the code's own folder. Returns their digests by name."""
+    """Write copies of the user's files into the code's folder, and return their digests by name."""
     digests = {}
     for name, data in files:
         if folder := os.path.dirname(name):
@@ -214,28 +214,28 @@ def write_copies(files: Iterable[tuple[str, bytes]]) -> dict[str, bytes]:
 
 
 def report_changes(before: dict[str, bytes], changes: BinaryIO) -> None:
-    """Write the files of the code's own folder that are new or changed, and the names of those that are gone."""
-    left, there = [""], set()
-    while left:
-        with os.scandir(left.pop() or ".") as entries:
+    """Write the new and changed files of the code's folder, and the names of removed files."""
+    pending, present = [""], set()
+    while pending:
+        with os.scandir(pending.pop() or ".") as entries:
             for entry in entries:
                 name = os.path.relpath(entry.path)
                 if entry.name.startswith("."):
                     continue
                 if entry.is_dir(follow_symlinks=False):
-                    left.append(name)
+                    pending.append(name)
                 if not entry.is_file(follow_symlinks=False):
                     continue
-                there.add(name)
+                present.add(name)
                 with open(name, "rb") as file:
                     data = file.read()
                 if before.get(name) != hashlib.sha256(data).digest():
                     changes.write(json.dumps({"name": name, "size": len(data)}).encode() + b"\n" + data)
-    changes.write(json.dumps({"removed": sorted(before.keys() - there)}).encode() + b"\n")
+    changes.write(json.dumps({"removed": sorted(before.keys() - present)}).encode() + b"\n")
 
 
 def main() -> None:
-    """Go into the sandbox, and run what comes by standard input there."""
+    """Enter the sandbox, and run the code from standard input there."""
     plan = json.loads(sys.argv[1])
     try:
         enter_sandbox(plan)
@@ -243,10 +243,10 @@ def main() -> None:
         print(f"no sandbox: {error}", file=sys.stderr)
         sys.stderr.flush()
         os._exit(NO_SANDBOX)
-    with os.fdopen(0, "rb", closefd=False) as given:
-        header = json.loads(given.readline())
-        code = given.read(header["code"]).decode()
-        before = write_copies((name, given.read(size)) for name, size in header["files"])
+    with os.fdopen(0, "rb", closefd=False) as source:
+        header = json.loads(source.readline())
+        code = source.read(header["code"]).decode()
+        before = write_copies((name, source.read(size)) for name, size in header["files"])
     sys.path += plan["packages"]
     if plan["importable"] is not None:
         sys.dont_write_bytecode = True

@@ -1,7 +1,7 @@
-"""The folder that an agent works in: opens and replaces its files, and takes a copy of them in and out of a sandbox.
+"""An agent's working folder: opens and replaces its files, and copies them into and out of a sandbox.
 
-Every part of a name is opened from the folder's own descriptor, and no link is followed: a folder that is swapped for a
-link meanwhile changes nothing. A file is there whole or not at all, and another name of the old one keeps what it had.
+Each part of a path is opened from the folder's descriptor, and links are not followed. Swapping a folder for a link
+meanwhile has no effect. Writes are atomic, and other hard links of a replaced file keep its content.
 """
 
 import errno
@@ -15,20 +15,20 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-_LONGEST_NAME = 4096
+_MAX_NAME_LENGTH = 4096
 _SHOWN = 50
-# Names of a folder that are looked at to show some of them.
-_MOST_NAMES = 10_000
-_MOST_COPIES = 2_000
+# Names that are read from a folder to show some of them.
+_MAX_NAMES = 10_000
+_MAX_COPIES = 2_000
 _PAGE = 4096
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Without O_NONBLOCK, opening a fifo would wait for a process at its other end.
+# Without O_NONBLOCK, opening a FIFO would wait for a process at its other end.
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 @contextmanager
 def open_folder(name: str | Path, base: int | None = None) -> Iterator[int]:
-    """A descriptor of a folder that is no link, below that of another descriptor if one is given; or OSError."""
+    """Open a folder that is no link, relative to `base` if given, and yield its descriptor. Raises OSError."""
     descriptor = os.open(name, _FOLDER_FLAGS, dir_fd=base)
     try:
         yield descriptor
@@ -36,31 +36,31 @@ def open_folder(name: str | Path, base: int | None = None) -> Iterator[int]:
         os.close(descriptor)
 
 
-def read_regular(path: str | Path, most: int, folder: int | None = None) -> bytes:
-    """The bytes of a regular file below a folder's descriptor; no link is followed, no other process waited for.
+def read_regular(path: str | Path, limit: int, folder: int | None = None) -> bytes:
+    """Read a regular file, relative to a folder's descriptor if given, without following links or blocking.
 
-    Raises OSError, or ValueError if it is longer than `most` bytes, or no such file; the message goes on from its name.
+    Raises OSError; or ValueError if it is longer than `limit` bytes or not regular. The message continues the name.
     """
     descriptor = os.open(path, _FILE_FLAGS, dir_fd=folder)
     try:
         with open(descriptor, "rb", closefd=False) as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise ValueError("is no regular file")
-            data = file.read(most + 1)
+            data = file.read(limit + 1)
     finally:
         os.close(descriptor)
-    if len(data) > most:
-        raise ValueError(f"is longer than {most} bytes")
+    if len(data) > limit:
+        raise ValueError(f"is longer than {limit} bytes")
     return data
 
 
 @contextmanager
 def open_parent(root: Path, name: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
-    """A descriptor of the folder that a file is in, which `make` makes, and its own name there; or ValueError."""
+    """Open a file's folder, which `make` creates; yield the descriptor and the file's own name. Raises ValueError."""
     if not name.strip() or "\0" in name:
         raise ValueError("the file needs a name")
-    if len(name) > _LONGEST_NAME:
-        raise ValueError(f"the name is longer than {_LONGEST_NAME} characters")
+    if len(name) > _MAX_NAME_LENGTH:
+        raise ValueError(f"the name is longer than {_MAX_NAME_LENGTH} characters")
     parts = PurePosixPath(name).parts
     if not parts or ".." in parts or parts[0].startswith("/"):
         raise ValueError(f"{name!r} is outside of the folder: only names inside it are possible, without '..'")
@@ -68,7 +68,7 @@ def open_parent(root: Path, name: str, *, make: bool = False) -> Iterator[tuple[
         os.fsencode(name)
     except UnicodeEncodeError:
         raise ValueError(f"{name!r} has a lone surrogate, which no file's name can have") from None
-    current = _opened(root)
+    current = _open_root(root)
     try:
         for part in parts[:-1]:
             if make:
@@ -88,8 +88,8 @@ def open_parent(root: Path, name: str, *, make: bool = False) -> Iterator[tuple[
         os.close(current)
 
 
-def _opened(root: Path) -> int:
-    """The working folder itself may be reached over a link: its maker chose it."""
+def _open_root(root: Path) -> int:
+    """Open the working folder, which may itself be behind a link: its creator chose it."""
     try:
         return os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -97,26 +97,26 @@ def _opened(root: Path) -> int:
 
 
 def replace_file(root: Path, name: str, data: bytes) -> None:
-    """Write a file into a working folder, in place of one that is there, and make its folders; or ValueError."""
-    with open_parent(root, name, make=True) as (parent, last):
-        mode = _mode_of(parent, last, name)
+    """Write a file into a working folder, replacing an existing one, and create its folders. Raises ValueError."""
+    with open_parent(root, name, make=True) as (parent, basename):
+        mode = _mode_of(parent, basename, name)
         new = f".{secrets.token_hex(8)}.new"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(new, flags, 0o600, dir_fd=parent)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
-                # Without set-user-id and its like: the text is another's.
+                # Without set-user-id and similar bits: the content is another's.
                 os.fchmod(descriptor, mode & 0o777)
-            os.replace(new, last, src_dir_fd=parent, dst_dir_fd=parent)
+            os.replace(new, basename, src_dir_fd=parent, dst_dir_fd=parent)
         except BaseException:
             with suppress(FileNotFoundError):
                 os.unlink(new, dir_fd=parent)
             raise
 
 
-def _mode_of(parent: int, name: str, asked: str) -> int:
-    """The permissions of the file that is replaced, or of a new one."""
+def _mode_of(parent: int, name: str, requested: str) -> int:
+    """Return the permissions of the replaced file, or of a new one."""
     try:
         mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
     except FileNotFoundError:
@@ -125,12 +125,12 @@ def _mode_of(parent: int, name: str, asked: str) -> int:
         return stat.S_IMODE(mode)
     link = "a link, and may lead outside: links are not followed"
     raise ValueError(
-        f"{asked!r} is {'a folder' if stat.S_ISDIR(mode) else link if stat.S_ISLNK(mode) else 'no regular file'}"
+        f"{requested!r} is {'a folder' if stat.S_ISDIR(mode) else link if stat.S_ISLNK(mode) else 'no regular file'}"
     )
 
 
 def refusal(name: str, error: OSError) -> str:
-    """Why a file cannot be opened or written."""
+    """Say why a file cannot be opened or written."""
     if error.errno in (errno.ELOOP, errno.ENOTDIR):
         return f"{name!r} leads over a link or a file, and may be outside: links are not followed"
     if error.errno == errno.ENXIO:
@@ -139,44 +139,44 @@ def refusal(name: str, error: OSError) -> str:
 
 
 def listing(folder: int) -> str:
-    """Some names of a folder, by its descriptor. Those with line breaks are quoted, so that none looks like two."""
+    """List some names of a folder by its descriptor; names with line breaks are quoted, so that none looks like two."""
     try:
         with os.scandir(folder) as entries:
             names = [
                 printable(entry.name) + ("/" if entry.is_dir(follow_symlinks=False) else "")
-                for entry in islice(entries, _MOST_NAMES)
+                for entry in islice(entries, _MAX_NAMES)
             ]
     except OSError as error:
         return f"names that cannot be listed: {error.strerror}"
-    more = f", and {len(names) - _SHOWN}{' or' if len(names) == _MOST_NAMES else ''} more"
+    more = f", and {len(names) - _SHOWN}{' or' if len(names) == _MAX_NAMES else ''} more"
     return ", ".join(sorted(names)[:_SHOWN]) + (more if len(names) > _SHOWN else "") or "nothing in it"
 
 
 def printable(name: str) -> str:
-    """A file's name in one line that a message can carry."""
+    """Format a file's name on one line that a message can carry."""
     return name if name.isprintable() else ascii(name)
 
 
-def copies(root: Path, most: int) -> dict[str, bytes]:
-    """The regular files of a folder by name, at most `most` bytes, without links and names that begin with a dot."""
+def copy_files(root: Path, limit: int) -> dict[str, bytes]:
+    """Read a folder's regular files by name, at most `limit` bytes, without links and names that begin with a dot."""
     found: dict[str, bytes] = {}
-    room, left = most, ["."]
-    base = _opened(root)
+    room, pending = limit, ["."]
+    base = _open_root(root)
     try:
-        while left:
-            folder = left.pop()
-            # What cannot be opened now, by this user or at all, is not copied.
+        while pending:
+            folder = pending.pop()
+            # Files and folders that cannot be opened are skipped.
             with suppress(OSError), open_folder(folder, base) as descriptor, os.scandir(descriptor) as entries:
                 for entry in sorted(entries, key=lambda entry: entry.name):
                     if entry.name.startswith("."):
                         continue
                     name = f"{folder}/{entry.name}".removeprefix("./")
                     if entry.is_dir(follow_symlinks=False):
-                        left.append(name)
+                        pending.append(name)
                     if not entry.is_file(follow_symlinks=False):
                         continue
-                    if entry.stat(follow_symlinks=False).st_size > room or len(found) == _MOST_COPIES:
-                        large = f"the working folder {root.name} has more than {most} bytes or {_MOST_COPIES} files"
+                    if entry.stat(follow_symlinks=False).st_size > room or len(found) == _MAX_COPIES:
+                        large = f"the working folder {root.name} has more than {limit} bytes or {_MAX_COPIES} files"
                         then = "choose a smaller folder, or raise PythonLimits.files"
                         raise ValueError(f"{large}, and code works on a copy of them: {then}")
                     with suppress(OSError):
@@ -187,48 +187,47 @@ def copies(root: Path, most: int) -> dict[str, bytes]:
     return found
 
 
-def space(files: Mapping[str, bytes]) -> int:
-    """Bytes that copies take on a disk or in memory, their folders included."""
+def disk_space(files: Mapping[str, bytes]) -> int:
+    """Return the bytes that copies take on a disk or in memory, their folders included."""
     nested = {parent for name in files for parent in PurePosixPath(name).parents}
     return sum(-(-len(data) // _PAGE) * _PAGE for data in files.values()) + _PAGE * (len(files) + len(nested))
 
 
-def packed(code: bytes, files: Mapping[str, bytes]) -> bytes:
-    """The code and the copies as the sandbox's worker reads them: a line of JSON, and the bytes."""
+def pack_code(code: bytes, files: Mapping[str, bytes]) -> bytes:
+    """Return the code and the copies in the format that the worker reads: a line of JSON, and the bytes."""
     header = {"code": len(code), "files": [(name, len(data)) for name, data in files.items()]}
     return b"".join([json.dumps(header).encode(), b"\n", code, *files.values()])
 
 
 def save_changes(root: Path, before: Mapping[str, bytes], changes: bytes) -> str:
-    """Carry out in a folder what code has changed in its copies, and return a line that names the files, or ""."""
-    # Code may have forged the report of the changes, so that it is held to the rules of `replace_file`, and raises what
-    # that raises; the files before are written.
+    """Apply the code's changes of its copies to the folder. Returns a line that names the files, or ""."""
+    # The code may have forged the report, so `replace_file` checks each path. If it raises, earlier files stay written.
     written, removed = _unpacked(changes)
     for name, data in written.items():
         replace_file(root, name, data)
-    gone = [name for name in removed if name in before and name not in written]
-    for name in gone:
-        with open_parent(root, name) as (parent, last), suppress(FileNotFoundError):
-            os.unlink(last, dir_fd=parent)
-    changed = {"wrote": written, "removed": gone}
-    said = "; ".join(f"{verb} {', '.join(map(printable, names))}" for verb, names in changed.items() if names)
-    return f"({said})" if said else ""
+    removed_names = [name for name in removed if name in before and name not in written]
+    for name in removed_names:
+        with open_parent(root, name) as (parent, basename), suppress(FileNotFoundError):
+            os.unlink(basename, dir_fd=parent)
+    changed = {"wrote": written, "removed": removed_names}
+    summary = "; ".join(f"{verb} {', '.join(map(printable, names))}" for verb, names in changed.items() if names)
+    return f"({summary})" if summary else ""
 
 
 def _unpacked(changes: bytes) -> tuple[dict[str, bytes], list[str]]:
-    """The files that were written, and the names that are gone, without a dot; nothing of a report without an end."""
+    """Parse the report into written files, without hidden ones, and removed names; both empty if it is incomplete."""
     written: dict[str, bytes] = {}
-    place = 0
-    while (end := changes.find(b"\n", place)) >= 0:
+    position = 0
+    while (end := changes.find(b"\n", position)) >= 0:
         try:
-            record: Any = json.loads(changes[place:end])
+            record: Any = json.loads(changes[position:end])
         except (ValueError, RecursionError):
             break
         match record:
             case {"name": str(name), "size": int(size)} if 0 <= size <= len(changes) - end - 1:
                 if not any(part.startswith(".") and part != ".." for part in PurePosixPath(name).parts):
                     written[name] = changes[end + 1 : end + 1 + size]
-                place = end + 1 + size
+                position = end + 1 + size
             case {"removed": [*names]} if all(isinstance(name, str) for name in names):
                 return written, names
             case _:

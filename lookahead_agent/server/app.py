@@ -1,4 +1,4 @@
-"""The application: whom it answers, and which address answers what."""
+"""The ASGI application: host check, authentication and routes."""
 
 import asyncio
 import ipaddress
@@ -35,19 +35,19 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class HostCheck:
-    """Middleware that answers only to allowed names, against web pages whose own name leads here (DNS rebinding).
+    """Middleware that refuses `Host` headers other than the allowed names, against DNS rebinding by web pages.
 
-    An IP address as `Host` cannot be such a page's, nor can none at all.
+    A rebound page always sends its own name, so an IP address or a missing `Host` header is allowed.
     """
 
     def __init__(self, app: ASGIApp, allowed: Sequence[str], errors: ErrorReplies) -> None:
         self._app = app
         self._allowed = {name.lower().rstrip(".") for name in allowed}
-        self._endings = tuple(name[1:] for name in self._allowed if name.startswith("*"))
+        self._suffixes = tuple(name[1:] for name in self._allowed if name.startswith("*"))
         self._errors = errors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
+        """Pass a request on, or respond with status 400."""
         host = Headers(scope=scope).get("host") if scope["type"] == "http" else None
         if host is None or self._is_allowed(host):
             await self._app(scope, receive, send)
@@ -60,15 +60,15 @@ class HostCheck:
         try:
             ipaddress.ip_address(name)
         except ValueError:
-            return name in self._allowed or name.endswith(self._endings)
+            return name in self._allowed or name.endswith(self._suffixes)
         return True
 
 
-def check_key(given: str | None, expected: str | None) -> None:
-    """Check the `Authorization` header of a request."""
+def check_key(header: str | None, expected: str | None) -> None:
+    """Check the `Authorization` header of a request; raises RefusedError if it lacks the expected key."""
     if expected is None:
         return
-    scheme, _, key = (given or "").partition(" ")
+    scheme, _, key = (header or "").partition(" ")
     equal = secrets.compare_digest(key.strip().encode(), expected.encode())
     if scheme.lower() != "bearer" or not equal:
         raise RefusedError(
@@ -79,7 +79,7 @@ def check_key(given: str | None, expected: str | None) -> None:
 
 
 def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> Starlette:
-    """The ASGI application; the engines of the chat model are started with it and closed with it."""
+    """Create the ASGI application; its lifespan starts and closes the engines of the chat model."""
     settings = settings or ServerSettings()
     writer, bodies = ReplyWriter(llm, settings), BodyReader(settings.request_timeout)
     created = int(time.time())
@@ -110,7 +110,7 @@ def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> St
 
     async def chat(request: Request) -> Response:
         if settings.engines_digest is not None and ENGINES_HEADER in request.headers:
-            streams = [writer.generate(await own_request(request))]
+            streams = [writer.generate(await read_generate_request(request))]
             replies = Replies(streams, 1, writer.model_name, chat=True, with_events=True)
             return ReplyResponse(replies.events(errors), "text/event-stream")
         return await respond(request, ChatRequestBody)
@@ -131,31 +131,31 @@ def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> St
     async def metrics(_: Request) -> Response:
         return Response(writer.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
-    # This user's own programs send whole requests, and get events with steps and the whole reply.
+    # Programs of this user send a `GenerateRequest`, and receive step events and the complete `ChatReply`.
 
-    def engines() -> str:
+    def engine_names() -> str:
         names = llm.backend.runtime.spec.names if llm.backend.runtime is not None else {"target": writer.model_name}
         return " with ".join(names[role] for role in ("target", "draft") if role in names)
 
-    async def own_request(request: Request) -> GenerateRequest:
+    async def read_generate_request(request: Request) -> GenerateRequest:
         if request.headers.get(ENGINES_HEADER) != settings.engines_digest:
-            raise RefusedError(409, f"the engines of this server are {engines()}")
-        data = await bodies.arrived(request, settings.body_limit(0))
+            raise RefusedError(409, f"the engines of this server are {engine_names()}")
+        data = await bodies.read_bytes(request, settings.body_limit(0))
         try:
             return await asyncio.to_thread(lambda: request_from_json(json.loads(data)["lookahead"]))
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise RefusedError(400, f"the request cannot be read: {error!r}") from None
 
     async def warm(request: Request) -> Response:
-        asked = await own_request(request)
-        await asyncio.wrap_future(background.submit(llm.backend.warm(asked)))  # the engines' own event loop
+        generate_request = await read_generate_request(request)
+        await asyncio.wrap_future(background.submit(llm.backend.warm(generate_request)))  # engines run in this loop
         return Response(status_code=204)
 
     async def status(_: Request) -> Response:
-        told = ServerStatus(
+        server_status = ServerStatus(
             pid=os.getpid(),
             engines=settings.engines_digest or "",
-            models=engines(),
+            models=engine_names(),
             reason=await asyncio.to_thread(llm.explain),
             context_length=await writer.context_length(),
             version=__version__,
@@ -163,7 +163,7 @@ def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> St
             replies=writer.replies,
             running=writer.admission.running,
         )
-        return JSONResponse(told.model_dump())
+        return JSONResponse(server_status.model_dump())
 
     def with_key(endpoint: Endpoint) -> Endpoint:
         async def checked(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""Bodies of requests: read in time, bounded in every dimension, and checked without holding up other requests."""
+"""Reads request bodies with a timeout and limits on every dimension, without blocking other requests."""
 
 import asyncio
 import json
@@ -14,73 +14,73 @@ from lookahead_agent.server.errors import RefusedError
 
 Body = TypeVar("Body", bound=BaseModel)
 
-_IN_PLACE = 1 << 14  # Bytes that are checked in the event loop: that takes less than a millisecond
-_DEEPEST = 100  # Levels of lists and objects; a schema's level takes two
-_MOST_VALUES = 100_000  # Values of a body beside the token ids of a prompt
-_MOST_CONTAINERS = 50_000
-"""Lists and objects among them: "[]," takes thirty times its memory, and Python's garbage collector looks at each."""
+_MAX_INLINE = 1 << 14  # Bytes of a body that is parsed in the event loop, in less than a millisecond
+_MAX_DEPTH = 100  # Nesting of lists and objects; a level of a JSON schema takes two
+_MAX_VALUES = 100_000  # Values of a body, not counting the token ids of a prompt
+_MAX_CONTAINERS = 50_000
+"""Lists and objects among them: a parsed "[]," takes 30 times its size, and the garbage collector traverses each."""
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
-"""Also one without an end: what looks for an end at each quote would look forever."""
-_MOST_HELD = 64 << 20  # Bytes of all bodies that are on their way, of which any may come slowly
+"""A JSON string, terminated or not: a search for the closing quote from each opening one would be quadratic."""
+_MAX_BUFFERED = 64 << 20  # Bytes of all bodies that are being received, possibly slowly
 
 _TOO_LONG = "the body is longer than {} bytes"
 _TOO_MANY = "the body has too many values: more than any prompt or schema of these models"
-_TOO_DEEP = f"the body is nested in more than {_DEEPEST} levels"
+_TOO_DEEP = f"the body is nested in more than {_MAX_DEPTH} levels"
 
 
 class BodyReader:
-    """Reads the bodies of requests, each of which has so many seconds to arrive."""
+    """Reads request bodies, each of which must arrive within `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._held = 0
-        self._checking = asyncio.Semaphore(1)
+        self._buffered = 0
+        self._parse_slot = asyncio.Semaphore(1)
 
-    async def read(self, request: Request, model: type[Body], longest: int, token_ids: int) -> Body:
-        """The body of a request, of at most `longest` bytes, whose prompt may have `token_ids` of them."""
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
-            # A browser sends no JSON to another site without asking it.
+    async def read(self, request: Request, model: type[Body], max_bytes: int, token_ids: int) -> Body:
+        """Read and validate a body of at most `max_bytes` bytes, whose prompt may have up to `token_ids` token ids."""
+        mime = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if mime != "application/json" and not (mime.startswith("application/") and mime.endswith("+json")):
+            # A browser sends cross-origin JSON only after a CORS preflight.
             raise RefusedError(415, "the body must be JSON: send it with Content-Type: application/json")
         length = request.headers.get("content-length", "")
-        if length.isdecimal() and int(length) > longest:
-            raise RefusedError(413, _TOO_LONG.format(longest))
-        data = await self.arrived(request, longest)
-        if len(data) <= _IN_PLACE:
-            return _checked(data, model, token_ids)
-        # One at a time: what a body is read into takes several times its memory.
-        async with self._checking:
-            return await asyncio.to_thread(_checked, data, model, token_ids)
+        if length.isdecimal() and int(length) > max_bytes:
+            raise RefusedError(413, _TOO_LONG.format(max_bytes))
+        data = await self.read_bytes(request, max_bytes)
+        if len(data) <= _MAX_INLINE:
+            return _parsed_body(data, model, token_ids)
+        # One body at a time: a parsed body takes several times its size in memory.
+        async with self._parse_slot:
+            return await asyncio.to_thread(_parsed_body, data, model, token_ids)
 
-    async def arrived(self, request: Request, longest: int) -> bytes:
-        """The bytes of a body, of at most `longest`."""
-        pieces: list[bytes] = []
+    async def read_bytes(self, request: Request, max_bytes: int) -> bytes:
+        """Read the bytes of a body of at most `max_bytes` bytes."""
+        chunks: list[bytes] = []
         length = 0
         try:
             async with asyncio.timeout(self._seconds):
-                async for piece in request.stream():
-                    pieces.append(piece)
-                    length += len(piece)
-                    self._held += len(piece)
-                    if length > longest:
-                        raise RefusedError(413, _TOO_LONG.format(longest))
-                    if self._held > max(_MOST_HELD, 4 * longest):
+                async for chunk in request.stream():
+                    chunks.append(chunk)
+                    length += len(chunk)
+                    self._buffered += len(chunk)
+                    if length > max_bytes:
+                        raise RefusedError(413, _TOO_LONG.format(max_bytes))
+                    if self._buffered > max(_MAX_BUFFERED, 4 * max_bytes):
                         raise RefusedError(
                             429, "many long requests arrive: try again later", headers={"Retry-After": "1"}
                         )
         except TimeoutError:
-            # The rest of the request may still come.
-            late = f"the body did not arrive within {self._seconds:g} s"
-            raise RefusedError(408, late, headers={"Connection": "close"}) from None
+            # Closed, since the rest of the body may still arrive.
+            message = f"the body did not arrive within {self._seconds:g} s"
+            raise RefusedError(408, message, headers={"Connection": "close"}) from None
         except ClientDisconnect:
             raise RefusedError(499, "the client has gone") from None
         finally:
-            self._held -= length
-        return b"".join(pieces)
+            self._buffered -= length
+        return b"".join(chunks)
 
 
-def _checked(data: bytes, model: type[Body], token_ids: int) -> Body:
-    document = _document(data, _MOST_VALUES + token_ids)
+def _parsed_body(data: bytes, model: type[Body], token_ids: int) -> Body:
+    document = _parsed_json(data, _MAX_VALUES + token_ids)
     try:
         return model.model_validate(document)
     except ValidationError as error:
@@ -89,9 +89,9 @@ def _checked(data: bytes, model: type[Body], token_ids: int) -> Body:
         raise RefusedError(400, f"{name or 'body'}: {problem['msg']}", param=name or None) from None
 
 
-def _document(data: bytes, most_values: int) -> Any:
-    # Counted before they are made, exactly where that is needed; a function lets other threads come between its calls.
-    if _containers(data) > _MOST_CONTAINERS and _containers(_STRING.sub(lambda _: b"", data)) > _MOST_CONTAINERS:
+def _parsed_json(data: bytes, max_values: int) -> Any:
+    # Counted before parsing, without strings only if need be; `sub` with a function lets other threads run meanwhile.
+    if _containers(data) > _MAX_CONTAINERS and _containers(_STRING.sub(lambda _: b"", data)) > _MAX_CONTAINERS:
         raise RefusedError(400, _TOO_MANY)
     try:
         text = data.decode()
@@ -105,9 +105,9 @@ def _document(data: bytes, most_values: int) -> Any:
     values = 0
     for level, inner in enumerate(levels([document])):
         values += len(inner)
-        if level == _DEEPEST:
+        if level == _MAX_DEPTH:
             raise RefusedError(400, _TOO_DEEP)
-        if values > most_values:
+        if values > max_values:
             raise RefusedError(400, _TOO_MANY)
     if "\\ud" in text or "\\uD" in text:
         try:

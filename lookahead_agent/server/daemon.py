@@ -1,4 +1,4 @@
-"""The server that `lookahead-agent up` starts: on a Unix socket in a folder that only this user can enter."""
+"""The daemon that `lookahead-agent up` starts, on a Unix socket in a folder that only this user can enter."""
 
 import fcntl
 import os
@@ -11,29 +11,29 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lookahead_agent.engines import background
-from lookahead_agent.engines.processes import leave_running
+from lookahead_agent.engines.processes import mark_detached
 from lookahead_agent.errors import ConfigurationError, EngineStartError
 from lookahead_agent.generation.server_backend import RUNTIME_DIR_VARIABLE, runtime_dir, server_status, socket_path
 from lookahead_agent.sandbox.working_folder import open_folder
 from lookahead_agent.server import ServerSettings
 
-_MAX_PATH = 100  # Bytes of a socket's path; the system takes 107
+_MAX_PATH = 100  # Bytes of a socket's path; Linux allows 107
 _COMMAND = "from lookahead_agent.cli.app import main; main()"
 
 
 def daemon_settings(engines_digest: str) -> ServerSettings:
-    """The server's settings: this user's own programs need no limits."""
-    most = {"max_body_bytes": 64 << 20, "max_tokens": 2**31 - 1, "concurrent": 1 << 16, "connections": 1 << 16}
-    return ServerSettings.model_validate({"engines_digest": engines_digest, **most})
+    """The daemon's settings, with limits that this user's programs cannot reach in practice."""
+    limits = {"max_body_bytes": 64 << 20, "max_tokens": 2**31 - 1, "concurrent": 1 << 16, "connections": 1 << 16}
+    return ServerSettings.model_validate({"engines_digest": engines_digest, **limits})
 
 
 def log_path() -> Path:
-    """The server's log."""
+    """The path of the daemon's log."""
     return runtime_dir() / "log"
 
 
 def private_dir() -> Path:
-    """The runtime directory, made if it is missing, for this user only."""
+    """Create the runtime directory if it is missing, accessible to this user only, and return it."""
     folder = runtime_dir()
     if len(os.fsencode(socket_path())) > _MAX_PATH:
         raise ConfigurationError(
@@ -43,11 +43,11 @@ def private_dir() -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
-        # The descriptor is of the folder itself, whatever somebody puts in its place meanwhile.
-        with open_folder(folder) as opened:
-            if os.fstat(opened).st_uid != os.getuid():
+        # A file descriptor cannot be redirected by replacing the folder in a race.
+        with open_folder(folder) as descriptor:
+            if os.fstat(descriptor).st_uid != os.getuid():
                 raise _unusable(f"{folder}, which is another user's")
-            os.fchmod(opened, 0o700)
+            os.fchmod(descriptor, 0o700)
     except OSError as error:
         kind = "a symbolic link" if folder.is_symlink() else "a file" if folder.is_file() else None
         raise _unusable(f"{folder}, which is {kind}" if kind else f"{folder} ({_reason(error)})") from error
@@ -64,19 +64,19 @@ def _reason(error: OSError) -> str:
 
 @contextmanager
 def start_lock() -> Iterator[None]:
-    """The right to be this user's server, while the context lasts; one process has it."""
+    """Hold the file lock of this user's daemon while the context lasts; raises ConfigurationError if it is taken."""
     with (runtime_dir() / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            said = "a server of yours starts or ends just now: see `lookahead-agent status`"
-            raise ConfigurationError(said) from None
+            message = "a server of yours starts or ends just now: see `lookahead-agent status`"
+            raise ConfigurationError(message) from None
         yield
 
 
 @contextmanager
 def bound_socket() -> Iterator[socket.socket]:
-    """The socket at its path while the context lasts, in place of one that a killed server has left."""
+    """Bind the daemon's socket while the context lasts, replacing one that a killed daemon left behind."""
     path = socket_path()
     with socket.socket(socket.AF_UNIX) as listener:
         try:
@@ -91,16 +91,16 @@ def bound_socket() -> Iterator[socket.socket]:
             path.unlink(missing_ok=True)
 
 
-def start_daemon(arguments: Sequence[str], tell: Callable[[str], None], command: str = _COMMAND) -> int:
-    """Start the command line as a process of its own session; returns its id, once the server answers.
+def start_daemon(arguments: Sequence[str], on_line: Callable[[str], None], command: str = _COMMAND) -> int:
+    """Start the command line as a process in a new session; return its process id once the server responds.
 
-    `tell` is given the lines of its log until then. Raises EngineStartError with the last of them if the process ended.
+    `on_line` receives the log's lines until then. Raises EngineStartError with the last line if the process ends.
     """
     with start_lock():
         pass
-    with log_path().open("wb") as log, log_path().open(encoding="utf-8", errors="replace") as told:
+    with log_path().open("wb") as log, log_path().open(encoding="utf-8", errors="replace") as log_lines:
         process = subprocess.Popen(
-            # -P: what lies in the current folder is not imported.
+            # -P: modules in the current folder are not imported.
             [sys.executable, "-P", "-c", command, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -111,19 +111,19 @@ def start_daemon(arguments: Sequence[str], tell: Callable[[str], None], command:
         try:
             while process.poll() is None:
                 status = background.run(server_status())
-                while (part := told.readline()).endswith("\n"):
-                    last_line = (line + part).rstrip()
-                    tell(last_line)
+                while (text := log_lines.readline()).endswith("\n"):
+                    last_line = (line + text).rstrip()
+                    on_line(last_line)
                     line = ""
-                line += part
+                line += text
                 if status is not None and status.pid == process.pid:
-                    leave_running(process.pid)
+                    mark_detached(process.pid)
                     return process.pid
                 time.sleep(0.1)
-        except BaseException:  # Ctrl-C while it loads
+        except BaseException:  # Ctrl-C while the models load
             process.terminate()
             process.wait()
             raise
-        last_line = (line + told.read()).strip().rpartition("\n")[2] or last_line
+        last_line = (line + log_lines.read()).strip().rpartition("\n")[2] or last_line
     reason = last_line.removeprefix("Error: ") or f"exit status {process.returncode}"
     raise EngineStartError(f"the engines did not start: {reason} (the whole log: {log_path()})")

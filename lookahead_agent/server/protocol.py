@@ -1,4 +1,4 @@
-"""Requests of OpenAI's API, as far as they are true here."""
+"""Requests of OpenAI's API; unsupported fields return an error."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _NO_LOGPROBS = "logprobs are not supported: the target never gave those of a dra
 
 
 class RequestModel(BaseModel):
-    """An object of a client's: a field that is null is as good as missing, and one error tells of unknown ones."""
+    """An object that a client sends: null fields count as missing, and a single error reports unknown fields."""
 
-    # Lists end at their first wrong item (`fail_fast`): the cost of a body must not depend on how wrong it is.
+    # Validation of a list stops at its first invalid item (`fail_fast`), so that invalid bodies cost no more time.
 
     model_config = ConfigDict(extra="forbid")
 
@@ -28,22 +28,22 @@ class RequestModel(BaseModel):
     def _without_nulls(cls, fields: Any) -> Any:
         if not isinstance(fields, dict):
             return fields
-        given = fields
+        present = fields
         if any(value is None for value in fields.values()):
-            given = {name: value for name, value in fields.items() if value is not None}
-        if cls.model_config.get("extra") == "forbid" and (unknown := given.keys() - cls.__pydantic_fields__.keys()):
+            present = {name: value for name, value in fields.items() if value is not None}
+        if cls.model_config.get("extra") == "forbid" and (unknown := present.keys() - cls.__pydantic_fields__.keys()):
             raise PydanticCustomError("extra_forbidden", "there is no field {name}", {"name": repr(min(unknown)[:80])})
-        return given
+        return present
 
 
 class HistoryModel(RequestModel):
-    """A part of the conversation: earlier replies come back with fields that client libraries have added."""
+    """A part of the conversation; unknown fields are ignored, since client libraries add some to earlier replies."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class _ContentPart(HistoryModel):
-    """A piece of a message; which types the model reads is decided where the messages are converted."""
+    """A content part of a message; the message conversion checks whether the model supports its type."""
 
     type: str
     text: str | None = None
@@ -58,7 +58,7 @@ Content = Annotated[
 
 
 class _FunctionCall(HistoryModel):
-    """The function that a reply called, as the model wrote it: it may lack a name or valid JSON."""
+    """The function call of an earlier reply as the model wrote it, possibly without a name or valid JSON."""
 
     name: str | None = None
     arguments: str | None = None
@@ -85,7 +85,7 @@ class Message(HistoryModel):
     refusal: str | None = None
 
     @model_validator(mode="after")
-    def _whole(self) -> Message:
+    def _check_required(self) -> Message:
         if self.role == "tool" and self.tool_call_id is None:
             raise ValueError("a tool's message needs its tool_call_id")
         if self.role == "function" and self.name is None:
@@ -113,7 +113,7 @@ class _StreamOptions(RequestModel):
 
 
 class Sampled(RequestModel, SamplingArguments):
-    """Fields of both kinds of requests; those that cannot be carried out (penalties, biases) return an error."""
+    """Fields of both endpoints; unsupported sampling options (penalties, biases) return an error."""
 
     model: str | None = None
     n: int = Field(1, ge=1)
@@ -123,12 +123,12 @@ class Sampled(RequestModel, SamplingArguments):
     frequency_penalty: float | None = None
     logit_bias: dict[str, Any] | None = None
     user: str | None = None
-    policy: str | None = None  # chooses the verifier policy, as the header X-Lookahead-Policy does
-    node: str | None = Field(None, max_length=256)  # as X-Lookahead-Node
+    policy: str | None = None  # name of the policy, like the header X-Lookahead-Policy
+    node: str | None = Field(None, max_length=256)  # like the header X-Lookahead-Node
     response_format: dict[str, Any] | None = None
 
     @model_validator(mode="after")
-    def _supported(self) -> Sampled:
+    def _check_supported(self) -> Sampled:
         for name in ("presence_penalty", "frequency_penalty", "logit_bias"):
             if getattr(self, name):
                 raise ValueError(f"{name} is not supported: steps are exchanged between two models")
@@ -154,7 +154,7 @@ class ChatRequestBody(Sampled):
     metadata: dict[str, Any] | None = None
 
     @model_validator(mode="after")
-    def _no_logprobs(self) -> ChatRequestBody:
+    def _check_chat_fields(self) -> ChatRequestBody:
         if self.logprobs or self.top_logprobs:
             raise ValueError(_NO_LOGPROBS)
         if self.tool_choice not in (None, "none", "auto") and not self.tools:
@@ -179,7 +179,7 @@ class CompletionRequestBody(Sampled):
     best_of: int | None = None
 
     @model_validator(mode="after")
-    def _whole(self) -> CompletionRequestBody:
+    def _check_completion_fields(self) -> CompletionRequestBody:
         if self.logprobs is not None:
             raise ValueError(_NO_LOGPROBS)
         if self.echo or self.suffix or self.best_of not in (None, 1):
@@ -190,6 +190,6 @@ class CompletionRequestBody(Sampled):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """One prompt or several."""
-        one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
-        return cast("list[str | list[int]]", [self.prompt] if one else self.prompt)
+        """The prompts as a list, also if `prompt` is a single one."""
+        is_single = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return cast("list[str | list[int]]", [self.prompt] if is_single else self.prompt)

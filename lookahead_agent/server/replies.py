@@ -1,4 +1,4 @@
-"""The replies to one request in the two forms of OpenAI's API, of a chat and of a text, whole or in events."""
+"""Replies in the formats of OpenAI's chat and text completions, as one JSON object or as server-sent events."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Send
 
 from lookahead_agent.decoding import StepEvent
-from lookahead_agent.engines.background import all_of
+from lookahead_agent.engines.background import gather_or_cancel
 from lookahead_agent.generation.backend import ChatReply, GenerateEvent, TextDelta, event_to_json
 from lookahead_agent.generation.tool_calls import calls_as_text
 from lookahead_agent.server.errors import ErrorReplies
@@ -23,10 +23,10 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class Replies:
-    """The replies to one request, whole or in chunks; a stream generates each, `choices` for each of the prompts.
+    """The replies to one request, whole or in chunks; each stream generates one, `choices` of them per prompt.
 
-    With `chat`, their form is that of `/v1/chat/completions`, else that of `/v1/completions`. With `with_usage`, a last
-    chunk tells the tokens; with `with_events`, chunks tell steps and the whole reply in their field `lookahead`.
+    `chat` selects the format of `/v1/chat/completions`, else it is that of `/v1/completions`. `with_usage` adds a last
+    chunk with token counts; `with_events` adds step events and complete replies in the chunks' field `lookahead`.
     """
 
     streams: Sequence[AsyncGenerator[GenerateEvent, None]]
@@ -40,28 +40,28 @@ class Replies:
     def __post_init__(self) -> None:
         prefix = "chatcmpl" if self.chat else "cmpl"
         self._base = {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": self.model}
-        self._done: dict[int, ChatReply] = {}
+        self._finished: dict[int, ChatReply] = {}
         self._started: set[int] = set()
 
     async def body(self) -> AsyncGenerator[str, None]:
-        """All replies in one JSON object."""
+        """Yield all replies as one JSON object."""
         async with aclosing(merge(self.streams)) as events:
             async for index, event in events:
                 if isinstance(event, ChatReply):
-                    self._done[index] = event
-        replies = sorted(self._done.items())
-        whole = {
+                    self._finished[index] = event
+        replies = sorted(self._finished.items())
+        content = {
             "object": "chat.completion" if self.chat else "text_completion",
             "choices": [{"index": index, "logprobs": None} | self._choice(reply) for index, reply in replies],
             "usage": self._usage(),
-            "lookahead": [_figures(reply) for _, reply in replies],
+            "lookahead": [_metadata(reply) for _, reply in replies],
         }
-        yield json.dumps(self._base | whole)
+        yield json.dumps(self._base | content)
 
     def _choice(self, reply: ChatReply) -> dict[str, Any]:
         if not self.chat:
             return {"text": reply.content, "finish_reason": reply.finish_reason}
-        calls = _calls(reply)
+        calls = _tool_calls(reply)
         message = {
             "role": "assistant",
             "content": reply.content or (None if calls else ""),
@@ -71,15 +71,15 @@ class Replies:
         return {"message": message, "finish_reason": _finish_reason(reply)}
 
     async def events(self, errors: ErrorReplies) -> AsyncGenerator[str, None]:
-        """Server-sent events, ended by `[DONE]`; an error after the first is the last."""
-        begun = False
+        """Yield server-sent events up to `[DONE]`; an error after the first one becomes an event, not an exception."""
+        has_sent = False
         try:
             async with aclosing(self._chunks()) as chunks:
                 async for chunk in chunks:
                     yield f"data: {json.dumps(chunk)}\n\n"
-                    begun = True
+                    has_sent = True
         except Exception as error:
-            if not begun:
+            if not has_sent:
                 raise
             yield f"data: {json.dumps(errors.describe(error)[1])}\n\n"
         yield "data: [DONE]\n\n"
@@ -97,8 +97,8 @@ class Replies:
                 parts = self._chat_parts(index, event) if self.chat else [{"text": text, "finish_reason": reason}]
                 chunks = [base | {"choices": [{"index": index, "logprobs": None} | part]} for part in parts]
                 if isinstance(event, ChatReply):
-                    self._done[index] = event
-                    chunks[-1]["lookahead"] = event_to_json(event) if self.with_events else _figures(event)
+                    self._finished[index] = event
+                    chunks[-1]["lookahead"] = event_to_json(event) if self.with_events else _metadata(event)
                 for chunk in chunks:
                     yield chunk
         if self.with_usage:
@@ -111,23 +111,23 @@ class Replies:
             kind = "reasoning_content" if event.kind == "thinking" else "content"
             yield {"delta": role | {kind: event.text}, "finish_reason": None}
             return
-        calls = {"tool_calls": _calls(event)} if _calls(event) else {}
+        calls = {"tool_calls": _tool_calls(event)} if _tool_calls(event) else {}
         if calls and not event.invalid_tool_calls:
             yield {"delta": role | calls, "finish_reason": None}
             role, calls = {}, {}
-        elif calls and role:  # OpenAI's client takes the first chunk as it is
+        elif calls and role:  # OpenAI's client stores the first chunk unprocessed
             yield {"delta": role | {"content": ""}, "finish_reason": None}
             role = {}
-        # Clients that read arguments while they stream must know by then that these were cut off.
+        # Truncated arguments go out with the finish reason, for clients that parse them while they stream.
         yield {"delta": role | calls, "finish_reason": _finish_reason(event)}
 
     def _usage(self) -> dict[str, Any]:
-        """The tokens: of each prompt once."""
-        first = [reply for index, reply in self._done.items() if index % self.choices == 0]
+        """Token counts; a prompt counts once, whatever its number of choices."""
+        first = [reply for index, reply in self._finished.items() if index % self.choices == 0]
         prompt = sum(reply.prompt_tokens for reply in first)
         cached = sum(reply.lookahead["prompt_tokens"]["target"]["cached"] or 0 for reply in first)
-        completion = sum(len(reply.token_ids) for reply in self._done.values())
-        thinking = sum(reply.thinking_tokens for reply in self._done.values())
+        completion = sum(len(reply.token_ids) for reply in self._finished.values())
+        thinking = sum(reply.thinking_tokens for reply in self._finished.values())
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
@@ -137,36 +137,36 @@ class Replies:
         }
 
 
-def _calls(reply: ChatReply) -> list[dict[str, Any]]:
-    """Tool calls, also those that cannot be read: clients report these themselves."""
-    written = calls_as_text(reply.tool_calls, reply.invalid_tool_calls)
+def _tool_calls(reply: ChatReply) -> list[dict[str, Any]]:
+    """Tool calls in OpenAI's format, invalid ones included: clients report these themselves."""
+    calls = calls_as_text(reply.tool_calls, reply.invalid_tool_calls)
     return [
-        {"id": each or "", "type": "function", "function": {"name": name or "", "arguments": given}, "index": index}
-        for index, (each, name, given) in enumerate(written)
+        {"id": call_id or "", "type": "function", "function": {"name": name or "", "arguments": args}, "index": index}
+        for index, (call_id, name, args) in enumerate(calls)
     ]
 
 
 def _finish_reason(reply: ChatReply) -> str:
-    """As of the reply; but "tool_calls" also where all calls are invalid, since clients are told of them as calls."""
-    return "tool_calls" if reply.finish_reason == "stop" and _calls(reply) else reply.finish_reason
+    """The reply's finish reason, but "tool_calls" if all its calls are invalid: clients receive these as calls."""
+    return "tool_calls" if reply.finish_reason == "stop" and _tool_calls(reply) else reply.finish_reason
 
 
-def _figures(reply: ChatReply) -> dict[str, Any]:
-    """How a reply came about: its steps, those of them that are accepted draft steps, whether speculation ended."""
-    figures = {name: reply.lookahead[name] for name in ("policy", "steps", "accepted", "acceptance_rate")}
-    return figures | {"speculation_disabled": reply.lookahead["speculation_disabled"] is not None}
+def _metadata(reply: ChatReply) -> dict[str, Any]:
+    """The public part of a reply's metadata: policy, step counts, acceptance, and whether speculation was disabled."""
+    metadata = {name: reply.lookahead[name] for name in ("policy", "steps", "accepted", "acceptance_rate")}
+    return metadata | {"speculation_disabled": reply.lookahead["speculation_disabled"] is not None}
 
 
 async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """Items of several streams in order of arrival, each with the number of its stream; one that fails ends all."""
+    """Yield the items of several streams in order of arrival with their stream's index; a failed stream ends all."""
     items: asyncio.Queue[tuple[int, T] | None] = asyncio.Queue()
 
-    async def read(number: int, stream: AsyncGenerator[T, None]) -> None:
+    async def read(index: int, stream: AsyncGenerator[T, None]) -> None:
         async with aclosing(stream):
             async for item in stream:
-                items.put_nowait((number, item))
+                items.put_nowait((index, item))
 
-    reading = asyncio.ensure_future(all_of([read(number, stream) for number, stream in enumerate(streams)]))
+    reading = asyncio.ensure_future(gather_or_cancel([read(index, stream) for index, stream in enumerate(streams)]))
     reading.add_done_callback(lambda _: items.put_nowait(None))
     try:
         while (item := await items.get()) is not None:
@@ -178,20 +178,20 @@ async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tu
 
 
 class ReplyResponse(StreamingResponse):
-    """A body that takes long to make. A client that goes away stops it; an error before it has a status of its own."""
+    """A streamed body. A client's disconnect cancels it; an error before its first part keeps its HTTP status."""
 
     def __init__(self, parts: AsyncGenerator[str, None], media_type: str) -> None:
         super().__init__([], media_type=media_type, headers={"Cache-Control": "no-cache"})
         self._parts = parts
 
     async def stream_response(self, send: Send) -> None:
-        """Send it."""
+        """Send the body once its first part is there."""
 
-        async def whole(first: str) -> AsyncGenerator[str, None]:
+        async def from_first(first: str) -> AsyncGenerator[str, None]:
             yield first
             async for part in self._parts:
                 yield part
 
         async with aclosing(self._parts):
-            self.body_iterator = whole(await anext(self._parts))
+            self.body_iterator = from_first(await anext(self._parts))
             await super().stream_response(send)

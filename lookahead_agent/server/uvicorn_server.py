@@ -1,4 +1,4 @@
-"""Runs the application by uvicorn, with bounds on connections: how many, and how long each may take to ask."""
+"""Runs the application on uvicorn, with limits on the number of connections and the duration of requests."""
 
 import asyncio
 import logging
@@ -22,17 +22,17 @@ from lookahead_agent.server.app import create_app
 
 logger = logging.getLogger(__name__)
 
-_PIECE = 16 << 10
-_MAX_HEAD = 32 << 10  # Bytes of a request's line and headers from which no more are waited for, a piece more or less
+_CHUNK = 16 << 10
+_MAX_HEAD = 32 << 10  # Bytes of request line and headers above which a request is refused, give or take a chunk
 _IDLE_SECONDS = 15
-"""Between two requests: longer than the five seconds of httpx, and so of OpenAI's client, which then closes first."""
-_UNREAD_SECONDS = 60.0  # After which a client is given up that does not read its reply
-_BACKLOG = 128  # Connections that are accepted in one go, before any is counted
-_QUIET_SECONDS = 60.0  # Between two log lines of the same kind, of which clients could cause thousands
+"""Keep-alive timeout: longer than the 5 seconds of httpx, and so of OpenAI's client, so that clients close first."""
+_UNREAD_SECONDS = 60.0  # Until a connection whose client does not read its reply is aborted
+_BACKLOG = 128  # Connections that asyncio accepts in one go, before any is counted
+_QUIET_SECONDS = 60.0  # Between log lines of one kind: clients could cause thousands
 
 
 class _OncePerMinute(logging.Filter):
-    """Lets one log line of a kind pass in a minute, of those that any client can cause."""
+    """Rate-limits log lines that any client can cause: one line of each kind per minute passes."""
 
     KINDS = ("Invalid HTTP request", "Unsupported upgrade", "No supported WebSocket", "socket.accept()", "Closed")
 
@@ -52,7 +52,7 @@ class _OncePerMinute(logging.Filter):
 
 
 class ServerConfig(uvicorn.Config):
-    """Configures uvicorn for clients that may mean no good; `options` are further ones of uvicorn's."""
+    """Configures uvicorn for hostile clients; `options` are passed on to uvicorn."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, **options: Any) -> None:
         super().__init__(
@@ -67,64 +67,64 @@ class ServerConfig(uvicorn.Config):
             **options,
         )
         self.settings = settings
-        # Connections without a whole request, those that wait longest first.
+        # Connections without a complete request, in the order in which they began to wait.
         self.incomplete: OrderedDict[_BoundedProtocol, None] = OrderedDict()
-        self.ending = False  # Whether the server ends: what is still being accepted is not waited for
+        self.shutting_down = False  # Whether the server shuts down: new connections are aborted
         once = _OncePerMinute()
         for name in ("uvicorn.error", "asyncio", logger.name):
             log = logging.getLogger(name)
-            log.filters = [each for each in log.filters if not isinstance(each, _OncePerMinute)]
+            log.filters = [existing for existing in log.filters if not isinstance(existing, _OncePerMinute)]
             log.addFilter(once)
 
 
 class BoundedServer(uvicorn.Server):
-    """Ends also while clients connect."""
+    """A uvicorn server that also shuts down while clients connect."""
 
     config: ServerConfig
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Finish what runs."""
-        self.config.ending = True
+        """Abort new connections, and let running requests finish."""
+        self.config.shutting_down = True
         await super().shutdown(sockets)
 
 
 def run_server(llm: ChatLookahead, settings: ServerSettings, listener: socket.socket, grace: int) -> None:
-    """Serve a chat model until SIGTERM, SIGINT or SIGHUP; then running replies have `grace` seconds to end."""
-    # Its log records go where those of this library go, which shows no terminal sequences.
+    """Serve a chat model until SIGTERM, SIGINT or SIGHUP; running replies then have `grace` seconds to finish."""
+    # uvicorn's log records go to the root handler, which removes terminal escape sequences.
     options: dict[str, Any] = {"log_level": "warning", "log_config": None, "timeout_graceful_shutdown": grace}
     config = ServerConfig(create_app(llm, settings), settings, **options)
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as it is under nohup
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
         signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     try:
         BoundedServer(config).run([listener])
-    except KeyboardInterrupt:  # uvicorn repeats the signal once it has finished what ran
+    except KeyboardInterrupt:  # uvicorn raises the signal again after its graceful shutdown
         return
 
 
 def most_connections(settings: ServerSettings) -> int:
-    """Connections at once: a third of the process's descriptors, for some are being closed while others come."""
+    """Maximum number of connections, at most a third of the file descriptors: closing connections still hold some."""
     return min(settings.connections, max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 3))
 
 
 class _BoundedProtocol(H11Protocol):
-    """A connection that is closed when no whole request has come in time, or its reply is not read."""
+    """A connection with timeouts: for a complete request to arrive, and for the client to read the reply."""
 
     config: ServerConfig
     _deadline: asyncio.TimerHandle | None
     _unread_deadline: asyncio.TimerHandle | None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        # Too many connections close that which has waited longest.
+        # Above the limit, the connection that has waited longest for a request is closed.
         super().connection_made(transport)
-        connected = transport.get_extra_info("socket")
-        if connected.family != socket.AF_UNIX:
-            # asyncio does so for sockets that name TCP: else a reply's body waits 40 ms for its head's acknowledgement.
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        elif not peer(connected)[1]:
+        connection = transport.get_extra_info("socket")
+        if connection.family != socket.AF_UNIX:
+            # asyncio sets it only for IPPROTO_TCP sockets. Without it, a body waits 40 ms for the ACK of its head.
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        elif not peer(connection)[1]:
             logger.warning("Closed a connection of another user's process")
             transport.abort()
         self._deadline = self._unread_deadline = None
-        if self.config.ending:
+        if self.config.shutting_down:
             transport.abort()
         self._update_deadline()
         if len(self.connections) > most_connections(self.config.settings):
@@ -138,11 +138,11 @@ class _BoundedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        # In pieces: a long head is refused also where it comes at once.
-        for start in range(0, len(data), _PIECE):
+        # In chunks, so that h11 also refuses a long head that arrives at once.
+        for start in range(0, len(data), _CHUNK):
             if self.transport.is_closing():
                 return
-            super().data_received(data[start : start + _PIECE])
+            super().data_received(data[start : start + _CHUNK])
         self._update_deadline()
 
     def on_response_complete(self) -> None:
@@ -150,7 +150,7 @@ class _BoundedProtocol(H11Protocol):
         self._update_deadline()
 
     def shutdown(self) -> None:
-        # After the reply that is being written; at once, if there is no whole request to reply to.
+        # A running reply is finished first; a connection with an incomplete request is aborted.
         if self.has_request or self.cycle is None or self.cycle.response_complete:
             super().shutdown()
         else:
@@ -169,11 +169,11 @@ class _BoundedProtocol(H11Protocol):
 
     @property
     def has_request(self) -> bool:
-        """Whether a whole request has come that is not answered."""
+        """Whether a complete request has arrived whose response is not complete."""
         return self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
 
-    def abort(self, why: str) -> None:
-        logger.warning("Closed a connection, and may close others without a word: %s", why)
+    def abort(self, reason: str) -> None:
+        logger.warning("Closed a connection, and may close others without a word: %s", reason)
         self.config.incomplete.pop(self, None)
         self.transport.abort()
 
@@ -184,15 +184,15 @@ class _BoundedProtocol(H11Protocol):
             return
         self.config.incomplete[self] = None
         answered = self.cycle is not None and self.cycle.response_complete
-        nothing = self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
-        if answered and nothing and self.timeout_keep_alive_task is not None:
-            self._clear_deadline()  # uvicorn closes the connection if nothing comes of the next request
+        is_idle = self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
+        if answered and is_idle and self.timeout_keep_alive_task is not None:
+            self._clear_deadline()  # uvicorn's keep-alive timeout closes an idle connection
         elif self._deadline is None:
-            # The application answers a request whose body is late; this leaves it the time.
+            # `_deadline_passed` waits once more, so that the application can respond to a late body.
             self._deadline = self.loop.call_later(self.config.settings.request_timeout, self._deadline_passed, False)
 
-    def _deadline_passed(self, again: bool) -> None:
-        if not again and self.cycle is not None and not self.cycle.response_complete:
+    def _deadline_passed(self, was_extended: bool) -> None:
+        if not was_extended and self.cycle is not None and not self.cycle.response_complete:
             self._deadline = self.loop.call_later(self.config.settings.request_timeout, self._deadline_passed, True)
         else:
             self.abort("requests that do not come to an end")

@@ -9,52 +9,52 @@ from dataclasses import dataclass, field
 from lookahead_agent.decoding import step
 from lookahead_agent.decoding.scheduler import LookaheadScheduler
 
-Draw = Callable[[random.Random], float]  # draws how long something takes
+Draw = Callable[[random.Random], float]  # draws one duration
 
 
-def always(time: float) -> Draw:
-    """The same time, whatever is drawn."""
+def constant(time: float) -> Draw:
+    """Create a draw that always returns this time."""
     return lambda _: time
 
 
 @dataclass(frozen=True)
 class Durations:
-    """Durations of work, in any unit of time; each is drawn anew for every job."""
+    """The durations of jobs, in any unit of time; each job draws its own."""
 
-    target: Draw = lambda _: 1.0  # of a target step, if it is the only one
+    target: Draw = lambda _: 1.0  # a target step that runs alone
     draft: Draw = lambda _: 0.25
     verifier: Draw = lambda _: 0.0
-    # How much longer target steps take while so many are written at once, from moment to moment: the cost of a batch
+    # Factor on the time of target steps while so many run in parallel: the cost of a batch
     slowdown: Callable[[int], float] = lambda _: 1.0
 
 
 @dataclass(frozen=True)
 class SimulatedReply:
-    """A simulated reply of the decoder."""
+    """The result of one simulated reply."""
 
-    steps: int  # committed
-    accepted: int  # those from the draft
+    steps: int  # committed steps
+    accepted: int  # committed steps of the draft
     seconds: float  # in the unit of the durations
-    alone: float  # time that the target alone would take for as many steps, on average
+    alone: float  # mean time of the target alone for as many steps
 
     @property
     def speedup(self) -> float:
-        """Against the target alone."""
+        """The speedup over the target alone."""
         return self.alone / self.seconds
 
 
 @dataclass
-class _World:
+class _Simulation:
     durations: Durations
     alpha: float
     steps: int
-    randomly: random.Random
+    rng: random.Random
     now: float = 0.0
     committed: int = 0
     accepted: int = 0
     finished: bool = False
     _agenda: list[tuple[float, int, step.Event]] = field(default_factory=list)
-    # Target steps that are being written, with the time that each would still take alone.
+    # Running target steps by job, with the time that each would still take alone.
     _writing: dict[int, tuple[float, step.StepWritten]] = field(default_factory=dict)
     _order: "itertools.count[int]" = field(default_factory=itertools.count)
 
@@ -62,27 +62,27 @@ class _World:
         for action in actions:
             match action:
                 case step.StartDraft(job, node):
-                    # Candidates say different things: equal ones would be dropped.
+                    # The job number is the token: the scheduler drops candidates with equal tokens.
                     self._after(self.durations.draft, step.StepWritten(job, self._step(node.position, job)))
                 case step.StartTarget(job, node):
                     written = step.StepWritten(job, self._step(node.position))
-                    self._writing[job] = self.durations.target(self.randomly), written
+                    self._writing[job] = self.durations.target(self.rng), written
                 case step.Verify(job):
-                    self._after(self.durations.verifier, step.Judged(job, self.randomly.random() < self.alpha))
+                    self._after(self.durations.verifier, step.Judged(job, self.rng.random() < self.alpha))
                 case step.Commit(node):
                     self.committed += 1
                     self.accepted += node.source is step.Source.DRAFT
                 case step.Finish():
                     self.finished = True
                 case step.Abort(job):
-                    # A draft step's event still comes, and the machine ignores it.
+                    # The event of an aborted draft step still arrives, and the scheduler ignores it.
                     self._writing.pop(job, None)
 
     def _step(self, position: int, token: int = 0) -> step.Step:
         return step.Step((token,), "step", step.StepEnd.EOS if position + 1 >= self.steps else step.StepEnd.DELIMITER)
 
     def _after(self, duration: Draw, event: step.Event) -> None:
-        heapq.heappush(self._agenda, (self.now + duration(self.randomly), next(self._order), event))
+        heapq.heappush(self._agenda, (self.now + duration(self.rng), next(self._order), event))
 
     def next_event(self) -> step.Event:
         slowdown = self.durations.slowdown(len(self._writing)) if self._writing else 1.0
@@ -113,18 +113,18 @@ def simulate(
     hedge: bool = True,
     seed: int = 0,
 ) -> SimulatedReply:
-    """Simulate one long reply of so many steps; the verifier accepts a pair with the probability `alpha`.
+    """Simulate one long reply of `steps` steps; the verifier accepts a pair with probability `alpha`.
 
     The other arguments are those of `LookaheadScheduler`.
     """
-    world = _World(durations, alpha, steps, random.Random(seed))
+    simulation = _Simulation(durations, alpha, steps, random.Random(seed))
     scheduler = LookaheadScheduler(depth, width, hedge=hedge, synchronous=synchronous)
-    world.carry_out(scheduler.start())
-    while not world.finished:
-        world.carry_out(scheduler.handle(world.next_event()))
+    simulation.carry_out(scheduler.start())
+    while not simulation.finished:
+        simulation.carry_out(scheduler.handle(simulation.next_event()))
     sample = random.Random(seed)
     mean = sum(durations.target(sample) for _ in range(1000)) / 1000
-    return SimulatedReply(world.committed, world.accepted, world.now, mean * world.committed)
+    return SimulatedReply(simulation.committed, simulation.accepted, simulation.now, mean * simulation.committed)
 
 
 def simulate_shared_draft(
@@ -138,36 +138,36 @@ def simulate_shared_draft(
 ) -> float:
     """The speedup of one long simulated reply of a target with a shared draft.
 
-    The draft writes a token every c from the last token that both agree about. A pass of the target takes the tokens
-    that are ahead of it by then, and gains those before the first rejected one and one of its own. After a rejection,
-    or where the target has overtaken it with another token, the draft begins anew.
+    The draft writes one token per time c, from the last token that both agree on. A forward pass of the target takes
+    the draft tokens ahead of it, and gains the accepted ones and one token of its own. The draft restarts after a
+    rejection, and where the target has overtaken it with another token.
 
     Args:
-        alpha: Probability that a token of the draft is the target's (α₂), in [0, 1].
-        c: Time of a draft token over that of a target's pass of one token.
-        most: Draft tokens of a pass at most.
-        cost: Time of a pass by its number of tokens, the draft's and one more; 1 for one.
+        alpha: Probability that a draft token is accepted (α₂), in [0, 1].
+        c: Time of a draft token over that of a target's forward pass of one token.
+        most: Most draft tokens of a forward pass.
+        cost: Time of a forward pass by its number of tokens, the draft tokens and one more; 1 for one token.
     """
-    draw = random.Random(seed)
+    rng = random.Random(seed)
 
     def accepted_ahead() -> int:
         count = 0
-        while count < tokens and draw.random() < alpha:
+        while count < tokens and rng.random() < alpha:
             count += 1
         return count
 
     now, written = 0.0, 0
-    begun, began_at, accepted = 0, 0.0, accepted_ahead()
+    origin, started, accepted = 0, 0.0, accepted_ahead()
     while written < tokens:
-        drafted = begun + int((now - began_at) / c + 1e-9)
+        drafted = origin + int((now - started) / c + 1e-9)
         draft_tokens = max(0, min(drafted - written, most))
-        gained = min(draft_tokens, begun + accepted - written) + 1
+        gained = min(draft_tokens, origin + accepted - written) + 1
         now += cost(draft_tokens + 1)
         written += gained
-        if written > begun + accepted:  # the target's own token at the end is not the draft's
-            begun, began_at, accepted = written, now, accepted_ahead()
-        elif written > begun + int((now - began_at) / c + 1e-9):
-            # It has caught up with a draft that is slower: the draft goes on from the target's token.
-            accepted -= written - begun
-            begun, began_at = written, now
+        if written > origin + accepted:  # the target's last token differs from the draft's
+            origin, started, accepted = written, now, accepted_ahead()
+        elif written > origin + int((now - started) / c + 1e-9):
+            # The target has caught up with a slower draft, which continues from the target's token.
+            accepted -= written - origin
+            origin, started = written, now
     return written / now

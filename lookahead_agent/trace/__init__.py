@@ -1,1 +1,1 @@
-"""The events of a run, recorded as they happen and shown as a page."""
+"""Records the events of a run and writes the trace page."""

@@ -1,4 +1,4 @@
-"""How the time of a run divides by node, and what each lever would win of it."""
+"""Divides the time of a run by node, and estimates the seconds that each lever would save."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,31 +6,31 @@ from typing import Any
 
 Table = tuple[list[str], list[list[str]]]  # Headings and rows
 
-BETWEEN = "(between)"  # The node of the time in which a run had neither a reply nor a tool's run
+BETWEEN = "(between)"  # Pseudo-node for the time without a reply or a tool run
 
-_LOOKUP_COST = 1.1  # Of a forward pass that verifies what was looked up, where a pass of one token costs 1
+_LOOKUP_COST = 1.1  # Of a forward pass that verifies looked-up draft tokens; one of a single token costs 1
 _DRAFTED_PASSES, _SHARED_DRAFT_COST = 0.39, 1.4
-"""Passes per token with two draft tokens, of which 0.85 are accepted; their cost, where the draft takes cores."""
+"""Forward passes per token with two draft tokens at acceptance rate 0.85; the cost of one beside a draft on a CPU."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """A reply, or a tool's run; times are in seconds since the run began."""
+    """A reply or a tool run; `start` and `end` are in seconds since the run began."""
 
     node: str
     start: float
     end: float
     is_tool: bool = False
-    step: int | None = None  # of the graph, as LangGraph counts them
+    step: int | None = None  # LangGraph's number of the graph's step
     prompt: float = 0.0  # seconds until the first token
     writing: float = 0.0  # seconds after it
-    idle: float = 0.0  # seconds of both in which no engine had work
+    idle: float = 0.0  # seconds of `prompt` and `writing` in which no engine had work
     prompt_tokens: int = 0
     cached_tokens: int | None = None  # None: unknown
     output_tokens: int = 0
     passes: int = 0  # forward passes of the target
-    new_share: float = 1.0  # of the prompt: its last message
-    lookup_passes: float = 1.0  # per token, if drafts were looked up in the prompt
+    new_share: float = 1.0  # share of the prompt that is its last message
+    lookup_passes: float = 1.0  # forward passes per token with prompt lookup
     policy: str = ""
     steps: int = 0
     accepted: int = 0  # draft steps among these
@@ -40,12 +40,12 @@ FIGURES = (
     *("prompt_tokens", "cached_tokens", "output_tokens", "passes", "new_share", "lookup_passes"),
     *("policy", "steps", "accepted"),
 )
-"""The fields of a span that are counts and shares of a reply."""
+"""Fields of a span with counts and shares of a reply."""
 
 
 @dataclass(frozen=True)
 class NodeTimes:
-    """Seconds of a node's replies and tool runs, summed; where several ran at once, more than passed."""
+    """Summed seconds of a node's replies and tool runs; parallel ones add up to more than the elapsed time."""
 
     node: str
     replies: int
@@ -62,16 +62,16 @@ class NodeTimes:
 
 
 def node_times(spans: Sequence[Span], seconds: float | None = None) -> list[NodeTimes]:
-    """The division of a run's time, in the order in which the nodes began; `seconds` is the run's length."""
+    """Divide a run's time by node, in the order in which the nodes began; `seconds` is the run's length."""
     nodes: dict[str, list[Span]] = {}
     for span in sorted(spans, key=lambda span: span.start):
         nodes.setdefault(span.node, []).append(span)
-    found = [_sum(node, of_node) for node, of_node in nodes.items()]
+    times = [_sum(node, node_spans) for node, node_spans in nodes.items()]
     if spans:
         length = max(span.end for span in spans) - min(span.start for span in spans)
         between = max(0.0, (length if seconds is None else seconds) - _covered(spans))
-        found.append(NodeTimes(BETWEEN, 0, 0.0, 0.0, 0.0, between, 0, 0))
-    return found
+        times.append(NodeTimes(BETWEEN, 0, 0.0, 0.0, 0.0, between, 0, 0))
+    return times
 
 
 def _sum(node: str, spans: Sequence[Span]) -> NodeTimes:
@@ -91,7 +91,7 @@ def _sum(node: str, spans: Sequence[Span]) -> NodeTimes:
 
 
 def spans_of(rows: Iterable[Mapping[str, Any]]) -> list[Span]:
-    """The replies and tool runs in the rows of a trace; older traces know less of them."""
+    """Convert the rows of a trace to spans; rows of older traces may lack fields."""
     spans = []
     for row in rows:
         node = row.get("path") or "(no node)"
@@ -110,7 +110,7 @@ def spans_of(rows: Iterable[Mapping[str, Any]]) -> list[Span]:
 def tables(
     spans: Sequence[Span], measured: Mapping[str, float] | None = None, runs: int = 1, seconds: float | None = None
 ) -> list[Table]:
-    """The division of the time by node, and the levers, both per run; `seconds` is the length of all runs."""
+    """Build the tables of time by node and of levers, both per run; `seconds` is the total length of the runs."""
     if not spans:
         return []
     headings = ["node", "policy", "replies", "tokens", "accepted steps", "prompt, s", "writing, s", "tools, s"]
@@ -133,36 +133,36 @@ def tables(
         [name, f"{predicted / runs:.1f}", f"{known[name]:.1f}" if name in known else ""]
         for name, predicted in levers(spans).items()
     ]
-    shown = 2 if measured is None else 3  # one run measures none
-    return [(headings, rows), (["lever", "would win at most, s", "measured, s"][:shown], [row[:shown] for row in won])]
+    width = 2 if measured is None else 3  # a single run has no measured levers
+    return [(headings, rows), (["lever", "would win at most, s", "measured, s"][:width], [row[:width] for row in won])]
 
 
 def levers(spans: Sequence[Span]) -> dict[str, float]:
-    """Seconds that a shared draft, prompt lookup, a warm prefix, and tools at once would win at most, each alone."""
+    """Estimate the seconds that a shared draft, prompt lookup, a warm prefix, or parallel tools would save at most."""
     replies = [span for span in spans if not span.is_tool]
     return {
-        "shared draft": sum(_won(span, _DRAFTED_PASSES * _SHARED_DRAFT_COST) for span in replies),
-        "prompt lookup": sum(_won(span, span.lookup_passes * _LOOKUP_COST) for span in replies),
-        "warm prefix": sum(map(_of_prefix, replies)),
-        "tools at once": _of_tools([span for span in spans if span.is_tool]),
+        "shared draft": sum(_saved_by_passes(span, _DRAFTED_PASSES * _SHARED_DRAFT_COST) for span in replies),
+        "prompt lookup": sum(_saved_by_passes(span, span.lookup_passes * _LOOKUP_COST) for span in replies),
+        "warm prefix": sum(map(_saved_by_prefix, replies)),
+        "tools at once": _saved_by_tools([span for span in spans if span.is_tool]),
     }
 
 
-def _won(span: Span, passes: float) -> float:
-    """Seconds of writing that so many passes per token would save against those that it took."""
-    took = span.passes / span.output_tokens if span.passes and span.output_tokens else 1.0
-    return span.writing * max(0.0, 1 - passes / min(1.0, took))
+def _saved_by_passes(span: Span, passes: float) -> float:
+    """Return the seconds of writing that `passes` per token would save against the measured passes."""
+    measured = span.passes / span.output_tokens if span.passes and span.output_tokens else 1.0
+    return span.writing * max(0.0, 1 - passes / min(1.0, measured))
 
 
-def _of_prefix(span: Span) -> float:
-    """Seconds that reading all but the last message before it is asked would save."""
+def _saved_by_prefix(span: Span) -> float:
+    """Return the prefill seconds saved if all but the last message were already in the prefix cache."""
     cached = span.cached_tokens or 0
-    warm = span.prompt_tokens * (1 - span.new_share) - cached
-    return span.prompt * warm / (span.prompt_tokens - cached) if warm > 0 else 0.0
+    uncached = span.prompt_tokens * (1 - span.new_share) - cached
+    return span.prompt * uncached / (span.prompt_tokens - cached) if uncached > 0 else 0.0
 
 
-def _of_tools(spans: Sequence[Span]) -> float:
-    """Seconds that tools of one step of the graph took after one another, but for the longest."""
+def _saved_by_tools(spans: Sequence[Span]) -> float:
+    """Return the seconds saved if the tools of each graph step ran in parallel: all but the longest of each step."""
     steps: dict[tuple[str, int], list[Span]] = {}
     for span in spans:
         if span.step is not None:
@@ -171,7 +171,7 @@ def _of_tools(spans: Sequence[Span]) -> float:
 
 
 def _covered(spans: Iterable[Span]) -> float:
-    """Seconds in which at least one of them was under way."""
+    """Return the seconds in which at least one span was running."""
     total, reached = 0.0, float("-inf")
     for span in sorted(spans, key=lambda span: span.start):
         total += max(0.0, span.end - max(span.start, reached))

@@ -1,4 +1,4 @@
-"""Records what happens to each step of each reply and to each tool's run, as lines of JSON."""
+"""Records step events, replies and tool runs as JSON lines."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ logger = logging.getLogger(__name__)
 _VERSION = 1
 
 _PIECE = re.compile(r"\s?\w+|[^\w\s]|\s+")
-"""About what a token is; a run knows the texts of its prompts, but not their tokens."""
-_CONTEXT, _PROPOSED = 2, 4
+"""An approximation of a token: callbacks get the texts of prompts, but not their token ids."""
+_CONTEXT, _PROPOSED = 2, 4  # Tokens that a prompt lookup matches, and draft tokens that it proposes
 
 
 def replies(response: LLMResult) -> Iterator[tuple[AIMessage, dict[str, Any]]]:
-    """The replies of a `ChatLookahead` in a callback's result, each with its `lookahead` metadata."""
+    """Yield the replies of a `ChatLookahead` in a callback's result, each with its `lookahead` metadata."""
     for message in messages_of(response):
         if "lookahead" in message.response_metadata:
             yield message, message.response_metadata["lookahead"]
 
 
 def messages_of(response: LLMResult) -> list[AIMessage]:
-    """The replies in a callback's result, of any chat model."""
-    made = [one.message for several in response.generations for one in several if isinstance(one, ChatGeneration)]
-    return [message for message in made if isinstance(message, AIMessage)]
+    """Return the replies of any chat model in a callback's result."""
+    messages = [chat.message for group in response.generations for chat in group if isinstance(chat, ChatGeneration)]
+    return [message for message in messages if isinstance(message, AIMessage)]
 
 
 class RunRecorder(BaseCallbackHandler):
-    """What recorders of a run have in common: the runs of its tools, and what is known of prompts."""
+    """Base of the recorders of a run: records tool runs and features of prompts."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -60,20 +60,20 @@ class RunRecorder(BaseCallbackHandler):
     def on_chat_model_start(
         self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
     ) -> None:
-        """Note a prompt."""
-        given = kwargs.get("invocation_params") or {}
-        text, new_share = shape_of_prompt(messages[0] if messages else [], given.get("tools"))
+        """Note the features of a prompt."""
+        parameters = kwargs.get("invocation_params") or {}
+        text, new_share = shape_of_prompt(messages[0] if messages else [], parameters.get("tools"))
         step = (kwargs.get("metadata") or {}).get("langgraph_step")
         with self._lock:
             self._prompts[run_id] = text, {"new_share": new_share, "step": step}
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Forget the prompt of a reply that came to nothing."""
+        """Discard the prompt of a failed reply."""
         with self._lock:
             self._prompts.pop(run_id, None)
 
     def _of_prompt(self, run_id: UUID, message: AIMessage) -> Row:
-        """What is known of the prompt of a reply: `new_share`, `lookup_passes` and `step`."""
+        """Remove and return the features of a reply's prompt: `new_share`, `lookup_passes` and `step`."""
         with self._lock:
             text, known = self._prompts.pop(run_id, ("", {}))
         return known | {"lookup_passes": lookup_passes(text, text_of(message))}
@@ -88,11 +88,11 @@ class RunRecorder(BaseCallbackHandler):
         inputs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Note the begin of a tool's run, and its arguments."""
-        where = metadata or {}
+        """Note the start of a tool run, and its arguments."""
+        graph_metadata = metadata or {}
         row = {
-            "path": node_path(where) or None,
-            "step": where.get("langgraph_step"),
+            "path": node_path(graph_metadata) or None,
+            "step": graph_metadata.get("langgraph_step"),
             "name": (serialized or {}).get("name") or kwargs.get("name") or "",
             "arguments": input_str if inputs is None else json.dumps(inputs, ensure_ascii=False, default=str),
             "started": self.elapsed(),
@@ -101,11 +101,11 @@ class RunRecorder(BaseCallbackHandler):
             self._tools[run_id] = row
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """Complete a tool's run."""
+        """Record the completed tool run."""
         self._end_tool(run_id, getattr(output, "status", None) == "error")
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Complete a tool's run that failed."""
+        """Record the failed tool run."""
         self._end_tool(run_id, True)
 
     def _end_tool(self, run_id: UUID, failed: bool) -> None:
@@ -124,8 +124,8 @@ class TraceRecorder(RunRecorder):
     Use it as a context manager, or call `close`.
 
     Args:
-        path: File that rows are appended to at once; None: they are only kept.
-        now: Clock in seconds by which rows have their places; it must not jump, as a machine's date may.
+        path: File to which each row is appended at once; None: rows are only kept in memory.
+        now: Monotonic clock in seconds for the times of rows.
     """
 
     def __init__(self, path: str | Path | None = None, now: Callable[[], float] = time.monotonic) -> None:
@@ -138,7 +138,7 @@ class TraceRecorder(RunRecorder):
         self._add({"type": "trace", "version": _VERSION, "started": time.time()})
 
     def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """Record what happened to a step."""
+        """Record a step event."""
         if name == STEP_EVENT:
             self._add({"type": "step", "at": self.elapsed(), **data})
 
@@ -158,11 +158,11 @@ class TraceRecorder(RunRecorder):
             if self._file is not None and self._failure is None:
                 try:
                     self._file.append(row)
-                except ConfigurationError as error:  # `close` raises it once: a callback's errors end no run
+                except ConfigurationError as error:  # raised by `close`, since LangChain only logs errors of callbacks
                     self._failure = error
 
     def close(self) -> None:
-        """End the record; raises ConfigurationError if rows are missing in its file, for a full disk or the like."""
+        """Close the file; raises ConfigurationError if rows could not be written, for example to a full disk."""
         with self._lock:
             failure, self._failure, self._file = self._failure, None, None
         if failure is not None:
@@ -177,11 +177,11 @@ class TraceRecorder(RunRecorder):
         except ConfigurationError as error:
             if kind is None:
                 raise
-            logger.warning("%s", error)  # the run's own error goes first
+            logger.warning("%s", error)  # the run's own error takes precedence
 
 
 def read_trace(path: str | Path) -> list[Row]:
-    """The rows of a recorded run; raises ConfigurationError if it is none, or of a newer version."""
+    """Read the rows of a trace; raises ConfigurationError if the file is no trace or of a newer version."""
     if not Path(path).exists():
         raise ConfigurationError(f"{path} cannot be read: there is no such file")
     rows = RowFile(Path(path)).rows
@@ -196,25 +196,25 @@ def read_trace(path: str | Path) -> list[Row]:
 
 
 def shape_of_prompt(messages: Sequence[BaseMessage], tools: Any = None) -> tuple[str, float]:
-    """The text of a prompt, and the share of it that is in its last message."""
+    """Return the text of a prompt with its tools, and the share of the text that is the last message."""
     texts = [json.dumps(tools, default=str) if tools else "", *map(text_of, messages)]
-    whole = sum(map(len, texts))
-    return "\n".join(texts), len(texts[-1]) / whole if whole else 1.0
+    length = sum(map(len, texts))
+    return "\n".join(texts), len(texts[-1]) / length if length else 1.0
 
 
 def text_of(message: BaseMessage) -> str:
-    """The text of a message, and of the arguments of its calls."""
+    """Return the text of a message with the arguments of its tool calls."""
     calls = getattr(message, "tool_calls", None)
     return message.text + (json.dumps([call["args"] for call in calls]) if calls else "")
 
 
 def lookup_passes(prompt: str, reply: str) -> float:
-    """Forward passes per token, if what followed the last two tokens before were the draft of those that follow now."""
+    """Simulate prompt lookup with `_CONTEXT` and `_PROPOSED` tokens; return the forward passes per token."""
     before, written = _PIECE.findall(prompt), _PIECE.findall(reply)
     pieces, following = before + written, dict[tuple[str, ...], int]()
     passes, at, seen = 0, len(before), _CONTEXT
     while at < len(pieces):
-        for place in range(seen, at):  # not the place itself: nothing follows it yet
+        for place in range(seen, at):  # exclusive: no token follows `at` yet
             following[tuple(pieces[place - _CONTEXT : place])] = place
         seen = max(seen, at)
         begin, accepted = following.get(tuple(pieces[max(0, at - _CONTEXT) : at])), 0

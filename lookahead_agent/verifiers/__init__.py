@@ -1,4 +1,4 @@
-"""Decide whether a draft step may replace the target's."""
+"""Verifiers, which decide whether a draft step is accepted."""
 
 from lookahead_agent.decoding.verifier import DraftStep as DraftStep
 from lookahead_agent.decoding.verifier import DraftVerifier as DraftVerifier

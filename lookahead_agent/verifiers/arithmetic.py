@@ -1,4 +1,4 @@
-"""Arithmetic that a step writes out, checked exactly: "9 * 2 = 19" is false whatever is meant by it."""
+"""Exact checks of the arithmetic that a step writes out: "9 * 2 = 19" is false in any context."""
 
 import ast
 import operator
@@ -12,7 +12,7 @@ from lookahead_agent.verifiers.results import plain_arithmetic
 _RUN = re.compile(r"[-+*/=≈().\d\s%^]*[=≈][-+*/=≈().\d\s%^]*")
 _WORD_BEFORE = re.compile(r"([A-Za-z]+)\s*$")
 _WORD_AFTER = re.compile(r"\s*([A-Za-z]+)")
-# Beside one of these a run of arithmetic is part of a longer expression, of which the rest is in words.
+# Next to one of these, arithmetic is part of a longer expression, and the rest of it is in words.
 _OPERATOR_WORDS = frozenset(
     {
         *("of", "times", "plus", "minus", "by", "over", "and", "less", "more", "than", "divided", "multiplied", "mod"),
@@ -29,25 +29,25 @@ _OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] 
 
 
 def false_equations(text: str) -> list[str]:
-    """Equations between numbers in `text` that do not hold.
+    """The false equations between numbers in `text`.
 
-    Only what is written out in numbers and signs is checked, and only where no word or variable beside it may be part
-    of the expression; with a division, the other side may be rounded or cut in its last digit.
+    Only numbers and signs are checked, and only if no word or variable next to them may belong to the expression. With
+    a division, the other side may be rounded or truncated in its last digit.
     """
     return [equation for equation, holds in _equations(text) if not holds]
 
 
 def false_only_in(draft: str, target: str) -> list[str]:
-    """Equations of the draft's step that do not hold and that the target's step has not."""
-    false = false_equations(draft)
-    own = false_equations(target) if false else []
-    return [equation for equation in false if equation not in own]
+    """The false equations of the draft step that the target step does not have."""
+    draft_false = false_equations(draft)
+    target_false = false_equations(target) if draft_false else []
+    return [equation for equation in draft_false if equation not in target_false]
 
 
 def _equations(text: str) -> Iterator[tuple[str, bool]]:
     for line in plain_arithmetic(text).splitlines():
         if "=" not in line and "≈" not in line:
-            continue  # the pattern would look from each digit on
+            continue  # saves time: the pattern would be tried from every digit
         for match in _RUN.finditer(line):
             run = match[0]
             sides = re.split("[=≈]", run)
@@ -62,12 +62,12 @@ def _equations(text: str) -> Iterator[tuple[str, bool]]:
                     yield f"{left.strip()} = {right.strip()}", _same(left, right, first, second)
 
 
-def _in_words(beside: re.Match[str] | None, edge: str) -> bool:
-    """Whether the word beside arithmetic that has this edge is part of the expression."""
-    if beside is None:
+def _in_words(adjacent: re.Match[str] | None, edge: str) -> bool:
+    """Whether the word next to some arithmetic, whose adjacent character is `edge`, belongs to the expression."""
+    if adjacent is None:
         return False
-    word = beside[1]
-    touches = beside[0] == word and not edge.isspace()
+    word = adjacent[1]
+    touches = adjacent[0] == word and not edge.isspace()
     return touches or len(word) == 1 or word.lower() in _OPERATOR_WORDS
 
 
@@ -76,7 +76,7 @@ def _has_operator(side: str) -> bool:
 
 
 def _value(side: str) -> Fraction | None:
-    """The value of a side; None if it is no complete expression in numbers."""
+    """The exact value of a side; None if it is not a complete expression of numbers."""
     side = side.strip().rstrip(".")
     if not side or "%" in side or "^" in side or "**" in side or "//" in side:
         return None
@@ -102,7 +102,7 @@ def _same(left: str, right: str, first: Fraction, second: Fraction) -> bool:
         return True
     if "/" not in left + right:
         return False
-    plain = right if not _has_operator(right) else left
-    # Rounded or cut, it is less than one of its last digit away.
-    _, _, decimals = plain.strip().rstrip(".").partition(".")
+    rounded = right if not _has_operator(right) else left
+    # A rounded or truncated value is less than one unit of its last digit away.
+    _, _, decimals = rounded.strip().rstrip(".").partition(".")
     return abs(first - second) < Fraction(1, 10 ** len(decimals.strip()))

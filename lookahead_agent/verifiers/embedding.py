@@ -16,23 +16,23 @@ from lookahead_agent.errors import EngineError, ModelError, extra_imports
 
 
 class Embedder(Protocol):
-    """Measures how close texts are."""
+    """Measures how similar two texts are."""
 
     async def similarity(self, first: str, second: str) -> float:
-        """Cosine similarity of two texts, in [-1, 1]."""
+        """Return the cosine similarity of two texts, in [-1, 1]."""
 
 
 @dataclass(frozen=True)
 class EmbeddingVerifier:
-    """Accepts a draft step whose embedding is close to the target step's; a judge decides where it is less close.
+    """Accepts a draft step whose embedding is close to the target step's; a judge may decide less similar pairs.
 
-    Put `PrefilterVerifier` before it: an embedding hardly sees numbers.
+    Put `PrefilterVerifier` in front of it: embeddings hardly distinguish numbers.
     """
 
     embedder: Embedder
     threshold: float  # least cosine similarity of a pair that is accepted without the judge, in [-1, 1]
     judge: Verifier | None = None  # the second stage of a cascade, for pairs below the threshold; None rejects them
-    judge_from: float = -1.0  # least similarity of a pair that the judge is asked about
+    judge_from: float = -1.0  # least similarity of a pair that is passed to the judge
 
     async def verify(self, pair: StepPair) -> Verdict:
         """Judge one pair."""
@@ -43,27 +43,27 @@ class EmbeddingVerifier:
 
 
 class _BatchingEmbedder(ABC):
-    """Compares pairs in batches: those that are asked about while it is busy wait and are compared together.
+    """Compares pairs in batches: pairs that arrive during one comparison form the next batch.
 
-    It is used from one event loop.
+    It works in one event loop only.
     """
 
     def __init__(self) -> None:
         self._waiting: list[tuple[tuple[str, str], asyncio.Future[float]]] = []
         self._worker: asyncio.Task[None] | None = None
-        self.batches = 0  # Batches compared so far
+        self.batches = 0  # batches compared so far
 
     @abstractmethod
     async def compare(self, texts: Sequence[str]) -> list[float]:
-        """Cosine similarities of the texts 0 and 1, 2 and 3, and so on."""
+        """Return the cosine similarities of texts 0 and 1, 2 and 3, and so on."""
 
     async def similarity(self, first: str, second: str) -> float:
-        """Cosine similarity of two texts, in [-1, 1]."""
-        answer: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-        self._waiting.append(((first, second), answer))
+        """Return the cosine similarity of two texts, in [-1, 1]."""
+        result: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._waiting.append(((first, second), result))
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
-        return await answer
+        return await result
 
     async def _work(self) -> None:
         while self._waiting:
@@ -71,18 +71,18 @@ class _BatchingEmbedder(ABC):
             try:
                 values = await self.compare([text for pair, _ in batch for text in pair])
             except Exception as error:
-                for _, answer in batch:
-                    if not answer.done():
-                        answer.set_exception(error)
+                for _, result in batch:
+                    if not result.done():
+                        result.set_exception(error)
                 continue
             self.batches += 1
-            for (_, answer), value in zip(batch, values, strict=True):
-                if not answer.done():  # nobody waits for one that was cancelled
-                    answer.set_result(value)
+            for (_, result), value in zip(batch, values, strict=True):
+                if not result.done():  # its caller was cancelled
+                    result.set_result(value)
 
 
 class SentenceEmbedder(_BatchingEmbedder):
-    """A sentence-transformers model on the CPU, in a thread so that the event loop goes on."""
+    """A sentence-transformers model on the CPU, in a thread so that it does not block the event loop."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class SentenceEmbedder(_BatchingEmbedder):
     def _compare(self, texts: Sequence[str]) -> list[float]:
         import torch
 
-        # The cores belong to the engines: embeddings of short texts must not take all of them.
+        # The cores belong to the engines: embeddings of short texts must not occupy all of them.
         torch.set_num_threads(1)
         vectors = self._model.encode(texts, normalize_embeddings=True, show_progress_bar=False)
         return [float(vectors[index] @ vectors[index + 1]) for index in range(0, len(texts), 2)]

@@ -1,4 +1,4 @@
-"""Language models as judges: an answer is read from log-probabilities, so that strictness is a threshold."""
+"""Language models as judges: p(yes) comes from log-probabilities, so that strictness is a threshold."""
 
 import asyncio
 import math
@@ -22,30 +22,30 @@ USER_PROMPT = (
     "Question:\n{question}\n\nVersion A:\n{target}\n\nVersion B:\n{draft}\n\nAre the two versions equivalent? "
     "Answer yes or no."
 )
-_SHORTENED = 600  # Characters of the question that are left if the judge's context is too small for all of it
+_QUESTION_TAIL = 600  # characters kept from the question's end if the pair exceeds the judge's context
 
 Messages = Sequence[Mapping[str, str]]
 
 
 class JudgeModel(Protocol):
-    """A chat model that is asked for one token."""
+    """A chat model that answers with one token."""
 
     async def first_token_probabilities(self, messages: Messages) -> Mapping[str, float]:
-        """Probabilities of the likeliest first tokens of an answer, by text."""
+        """Return the probabilities of the likeliest first tokens of an answer, by text."""
 
 
 @dataclass(frozen=True)
 class JudgeVerifier:
     """Asks a model whether two steps mean the same: the paper's verifier (section 3.2).
 
-    p(aligned) is p(yes) / (p(yes) + p(no)) over the answer's first token. Of a pair that is too long for the judge's
-    context, the question is shortened to its end; if the steps themselves are too long, the pair is rejected.
+    p(aligned) is p(yes) / (p(yes) + p(no)) over the answer's first token. If the pair exceeds the judge's context, only
+    the question's end is kept. If the steps alone exceed it, the pair is rejected.
     """
 
     model: JudgeModel
     threshold: float  # least p(aligned) of an accepted pair, in [0, 1]
-    # Whether a pair that is accepted is judged again with the two steps in each other's place, and the lower p(aligned)
-    # decides: small judges favour a place.
+    # Whether an accepted pair is judged again with the two steps exchanged, and the lower p(aligned) decides: small
+    # judges have a position bias.
     both_orders: bool = False
 
     async def verify(self, pair: StepPair) -> Verdict:
@@ -59,11 +59,11 @@ class JudgeVerifier:
         return Verdict(aligned >= self.threshold, "judge", aligned, judge_calls=calls)
 
     async def p_aligned(self, pair: StepPair) -> float:
-        """Probability that the judge answers yes, in [0, 1]."""
+        """Return p(aligned), in [0, 1]; EngineError if the judge answers neither yes nor no."""
         try:
             answers = await self.model.first_token_probabilities(_messages(pair, pair.question))
         except ContextLengthError:
-            end = pair.question[-_SHORTENED:]
+            end = pair.question[-_QUESTION_TAIL:]
             question = end if end == pair.question else f"…{end}"
             answers = await self.model.first_token_probabilities(_messages(pair, question))
         yes, no = (sum(p for text, p in answers.items() if text.strip().lower() == word) for word in ("yes", "no"))
@@ -78,15 +78,15 @@ def _messages(pair: StepPair, question: str) -> Messages:
 
 
 class EngineJudge:
-    """A judge on an engine; the target's engine may judge too, in its own batch."""
+    """A judge on an engine; on the target's engine, its requests join the target's batch."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
     async def first_token_probabilities(self, messages: Messages) -> Mapping[str, float]:
-        """Probabilities of the likeliest first tokens."""
+        """Return the probabilities of the likeliest first tokens, by text."""
         tokenizer = self.engine.tokenizer
-        # A judge that thinks first would neither say yes nor no.
+        # The first token of a judge that thinks would be neither yes nor no.
         arguments = {"enable_thinking": False} if "enable_thinking" in tokenizer.template_variables else {}
         prompt = await asyncio.to_thread(tokenizer.chat_prompt, messages, None, arguments)
         if len(prompt) >= self.engine.context_length:
@@ -103,7 +103,7 @@ class RemoteJudge:
         self._model = remote.model
 
     async def first_token_probabilities(self, messages: Messages) -> Mapping[str, float]:
-        """Probabilities of the likeliest first tokens, of which servers give up to 20."""
+        """Return the probabilities of the likeliest first tokens, by text; servers give up to 20."""
         body = {
             "model": self._model,
             "messages": list(messages),
@@ -121,7 +121,7 @@ class RemoteJudge:
 
 
 def _by_text(logprobs: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Probabilities by text, which several tokens may have."""
+    """Add up probabilities by text, which several tokens may share."""
     found: dict[str, float] = {}
     for text, logprob in logprobs:
         found[text] = found.get(text, 0.0) + math.exp(logprob)

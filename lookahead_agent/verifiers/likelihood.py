@@ -7,9 +7,9 @@ from lookahead_agent.engines.protocol import Engine, sequence_logprobs
 class LikelihoodVerifier:
     """Accepts a draft step whose tokens have a high mean log-probability under the target.
 
-    It needs no step of the target, but it is not cheap: vLLM gives log-probabilities only of tokens that it computes,
-    so such a request reads nothing from the prefix cache and prefills the prompt and the whole reply again.
-    The threshold is in nats per token, at most 0.
+    It needs no target step, but it is not cheap. vLLM gives log-probabilities only of tokens that it computes. So a
+    request bypasses the prefix cache and prefills prompt and reply again. The threshold is in nats per token, at most
+    zero.
     """
 
     def __init__(self, engine: Engine, threshold: float) -> None:

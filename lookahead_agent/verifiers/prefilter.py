@@ -1,4 +1,4 @@
-"""Checks before any model is asked: the same text means the same, different results and false arithmetic do not."""
+"""Checks that need no model: equal texts are accepted, different results and false arithmetic are rejected."""
 
 from lookahead_agent.decoding.verifier import PartialStep, StepPair, Verdict, Verifier
 from lookahead_agent.verifiers.arithmetic import false_only_in
@@ -6,15 +6,15 @@ from lookahead_agent.verifiers.results import different_results, numbers, number
 
 
 def rejection(draft: str, target: str) -> str | None:
-    """The reason to reject a pair of steps before any model is asked; None: there is none."""
+    """The reason to reject a pair without a model; None: there is none."""
     return different_results(draft, target) or ("false arithmetic" if false_only_in(draft, target) else None)
 
 
 class PrefilterVerifier:
-    """Accepts equal texts, rejects pairs with different results or false arithmetic, and leaves the others.
+    """Accepts equal texts, rejects different results or false arithmetic, and passes other pairs to a verifier.
 
-    A small judge is far too lenient about numbers, and an embedding hardly sees them.
-    With `same_results` numbers, units and equations are compared, and the draft's arithmetic is checked.
+    A small judge is far too lenient about numbers, and an embedding hardly distinguishes them. `same_results` compares
+    numbers, units and equations, and checks the draft's arithmetic.
     """
 
     def __init__(self, verifier: Verifier, *, same_results: bool = True) -> None:
@@ -31,5 +31,5 @@ class PrefilterVerifier:
         return await self._verifier.verify(pair)
 
     def refutes(self, draft: PartialStep, target: PartialStep) -> bool:
-        """Whether the target's step has a number that the draft's complete step has not."""
+        """Whether the target's step has a number that the draft's complete step lacks."""
         return self._same_results and draft.complete and not numbers_so_far(target.text) <= numbers(draft.text)

@@ -1,17 +1,17 @@
-"""The control: accepts by chance, whatever the steps are."""
+"""The control of an experiment: accepts at random, whatever the steps are."""
 
 import hashlib
 
 from lookahead_agent.decoding.verifier import StepPair, Verdict
 
 
-def draw(*of: object) -> float:
-    """A number in [0, 1) that looks like chance, and is the same for the same things in every process."""
-    return int.from_bytes(hashlib.sha256("\0".join(map(str, of)).encode()).digest()[:8]) / 2**64
+def draw(*parts: object) -> float:
+    """A pseudorandom number in [0, 1), the same for the same arguments in every process."""
+    return int.from_bytes(hashlib.sha256("\0".join(map(str, parts)).encode()).digest()[:8]) / 2**64
 
 
 class RandomVerifier:
-    """Accepts with a fixed probability: other verifiers are worth what they gain over it.
+    """Accepts with a fixed probability; the value of another verifier is its gain over this one.
 
     The verdict on a pair depends on the seed and the texts, not on the order of events.
     """

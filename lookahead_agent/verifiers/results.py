@@ -22,7 +22,7 @@ _NUMBER = re.compile(
     """,
     re.VERBOSE,
 )
-# pint, quantulum3 and math-verify are no better at this: docs/results/verifiers.md has the figures.
+# pint, quantulum3 and math-verify are not more accurate here: docs/results/verifiers.md has the figures.
 _UNITS = {
     alias: unit
     for unit, aliases in {
@@ -67,7 +67,7 @@ _EQUATION = re.compile(rf"{_ATOM}(?:\s*[-+*/^=]\s*{_ATOM})+")
 
 
 def normalized(text: str) -> str:
-    """The text without the bullets and enumerators of lists and LaTeX's spelling of numbers."""
+    """The text without list bullets and enumerators, and with LaTeX numbers in plain notation."""
     text = _ENUMERATOR.sub("", _BULLET.sub("", text))
     text = _LATEX_NOISE.sub(lambda match: "," if match.group() == "{,}" else "", text)
     text = _LATEX_FRACTION.sub(lambda match: f" {match[1] or match[2]} / {match[3] or match[4]} ", text)
@@ -76,16 +76,16 @@ def normalized(text: str) -> str:
 
 @lru_cache(maxsize=1024)
 def numbers(text: str) -> frozenset[Fraction | str]:
-    """The distinct numbers in `text` by value, without the enumerators of lists ("2.", "Step 3:").
+    """The distinct numbers in `text` by value, without list enumerators ("2.", "Step 3:").
 
-    Thousands separators, currency signs, trailing zeros and the spelling of LaTeX fractions make no difference; the
-    sign does, and a percentage is not the bare number.
+    Thousands separators, currency signs, trailing zeros and LaTeX fractions make no difference. The sign does, and a
+    percentage differs from the bare number.
     """
-    return frozenset(_by_place(text).values())
+    return frozenset(_by_span(text).values())
 
 
-def _by_place(text: str) -> dict[tuple[int, int], Fraction | str]:
-    """The numbers by where they begin and end in the normalized text."""
+def _by_span(text: str) -> dict[tuple[int, int], Fraction | str]:
+    """The numbers by their span (begin, end) in the normalized text."""
     found: dict[tuple[int, int], Fraction | str] = {}
     for match in _NUMBER.finditer(normalized(text)):
         value = Fraction(match["digits"].replace(",", ""))
@@ -96,22 +96,22 @@ def _by_place(text: str) -> dict[tuple[int, int], Fraction | str]:
 
 
 def numbers_so_far(text: str) -> frozenset[Fraction | str]:
-    """Numbers that are in `text` and in everything that may come of it by writing on.
+    """The numbers that `text` has now and keeps however it continues.
 
-    The last word may go on ("1" to "12"), and the one before may get a sign of percentage or turn out to be half of
-    something; both are left out, and so is a number that the words after it make another.
+    The last word may continue ("1" to "12"), and the word before may become a percentage or half of an expression. Both
+    are left out, and so is a number that the words after it change.
     """
     settled = re.search(r"^(.*\s)\S+\s+\S+\s+\S*\Z", text, re.DOTALL)
     if settled is None:
         return frozenset()
-    # Compared place by place: a value that changes may occur again further on, where it is not settled.
-    return frozenset(value for _, value in _by_place(settled[1]).items() & _by_place(text).items())
+    # Compared by span: a value that changes may occur again later, where it is not settled.
+    return frozenset(value for _, value in _by_span(settled[1]).items() & _by_span(text).items())
 
 
 def different_results(draft: str, target: str) -> str | None:
     """The difference ("different numbers", "different units", "different equations"); None if there is none.
 
-    A unit that only one side names is no difference, nor an equation that only one side writes out.
+    A unit or an equation that only one step has is no difference.
     """
     if numbers(draft) != numbers(target):
         return "different numbers"
@@ -123,7 +123,7 @@ def different_results(draft: str, target: str) -> str | None:
 
 
 def plain_arithmetic(text: str) -> str:
-    """The text with its arithmetic in plain signs: no LaTeX, currencies, or thousands separators."""
+    """The text with its arithmetic in plain notation: no LaTeX, currencies, or thousands separators."""
     text = normalized(text)
     for pattern, operator in _OPERATORS.items():
         text = re.sub(pattern, operator, text)
@@ -133,7 +133,7 @@ def plain_arithmetic(text: str) -> str:
 
 
 def _contradict(first: dict[object, set[object]], second: dict[object, set[object]]) -> bool:
-    """Whether both say something about one thing, and nothing in common."""
+    """Whether both have values for one key, and none in common."""
     return any(not first[key] & second[key] for key in first.keys() & second.keys())
 
 
@@ -151,13 +151,13 @@ def _units(text: str) -> dict[object, set[object]]:
 
 
 def _equations(text: str) -> dict[object, set[object]]:
-    """Arithmetic in the text: what is done, by what it is done to."""
+    """The arithmetic in the text: its operators, by its operands."""
     text = re.sub(r"[()]", "", plain_arithmetic(text))
     found: dict[object, set[object]] = defaultdict(set)
     for match in _EQUATION.finditer(text):
         atoms = tuple(_value(atom) for atom in re.findall(_ATOM, match[0]))
         operators = tuple(re.findall(r"[-+*/^=]", match[0]))
-        # Where operands change places freely, so may the terms of the text.
+        # With only commutative operators, the order of the terms does not matter.
         free = set(operators) <= {"+", "*", "="}
         found[tuple(sorted(atoms, key=str))].add(tuple(sorted(operators)) if free else (atoms, operators))
     return found

@@ -1,4 +1,4 @@
-"""SpecReason's verifier: the target gives the draft's step a mark (arXiv 2504.07891)."""
+"""SpecReason's verifier (arXiv 2504.07891): the target scores the draft step."""
 
 import math
 
@@ -13,10 +13,10 @@ PROMPT = (
 
 
 class ScoreVerifier:
-    """Accepts a draft step that the target marks high enough; the target writes only what it marked too low.
+    """Accepts a draft step that the target scores high enough; the target writes only the rejected steps.
 
-    The question follows the reply as far as it goes, so that the prefix cache has all but the step itself. The mark is
-    the mean over the digits' probabilities, which a threshold can be held against more finely than one digit.
+    The question follows the reply so far, so that the prefix cache holds everything but the step. The score is the mean
+    digit over the digits' probabilities, which a threshold divides more finely than a single digit.
     """
 
     def __init__(self, engine: Engine, threshold: float) -> None:
@@ -25,15 +25,15 @@ class ScoreVerifier:
 
     async def verify_draft(self, step: DraftStep) -> Verdict:
         """Judge one draft step."""
-        asked = self._engine.tokenizer.follow_up(PROMPT)
-        logprobs = await top_logprobs(self._engine, (*step.prefix_ids, *step.draft.token_ids, *asked))
-        marks = {int(text): 0.0 for text in "0123456789"}
+        question_ids = self._engine.tokenizer.follow_up(PROMPT)
+        logprobs = await top_logprobs(self._engine, (*step.prefix_ids, *step.draft.token_ids, *question_ids))
+        probabilities = {int(text): 0.0 for text in "0123456789"}
         for token, logprob in logprobs.items():
             text = self._engine.tokenizer.decode((token,)).strip()
             if len(text) == 1 and text in "0123456789":
-                marks[int(text)] += math.exp(logprob)
-        total = sum(marks.values())
+                probabilities[int(text)] += math.exp(logprob)
+        total = sum(probabilities.values())
         if total == 0.0:
             raise EngineError("the target marked the draft's step with no digit")
-        mark = sum(digit * probability for digit, probability in marks.items()) / total
-        return Verdict(mark >= self._threshold, "score", mark, judge_calls=1)
+        score = sum(digit * probability for digit, probability in probabilities.items()) / total
+        return Verdict(score >= self._threshold, "score", score, judge_calls=1)

@@ -70,4 +70,4 @@ def vllm_server(model: Path, port: int, *arguments: str, cores: str | None = Non
         if process.poll() is None:
             process.terminate()
             process.wait(timeout=60)
-        end_processes(started, patience=20)
+        end_processes(started, timeout=20)

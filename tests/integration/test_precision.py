@@ -21,7 +21,7 @@ from lookahead_agent.engines.protocol import Engine, Sampling
 from lookahead_agent.engines.vllm_config import VLLMConfig, as_arguments
 from lookahead_agent.engines.vllm_engine import VLLMEngine
 from lookahead_agent.errors import ConversionError
-from lookahead_agent.hardware.choice import Precision, multiplies_int8
+from lookahead_agent.hardware.choice import Precision, has_int8_instructions
 from lookahead_agent.models.conversion import converted
 from lookahead_agent.progress import LogProgress
 from lookahead_agent.runtime.weights import Platform, weights_in
@@ -30,7 +30,7 @@ from tests.integration.tiny_models import questions
 
 ASKED = questions(12, seed=31)
 ENGINE = {name: value for name, value in TINY_ENGINE.items() if name != "dtype"}
-KERNEL: Precision = "int8" if multiplies_int8() else "int8-weights"
+KERNEL: Precision = "int8" if has_int8_instructions() else "int8-weights"
 multiplies = pytest.mark.skipif(KERNEL != "int8", reason="without instructions for int8, vLLM's sums overflow")
 
 

@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessageChunk, HumanMessage, ToolMessage
 from langgraph.checkpoint.memory import InMemorySaver
 
 from lookahead_agent.agents.middleware import standard_middleware
-from lookahead_agent.cli.agent_run import ApprovalNeededError, Finished, RunView, carry_out, node_table
+from lookahead_agent.cli.agent_run import ApprovalNeededError, RunResult, RunView, node_table, run_graph
 from lookahead_agent.cli.terminal import Terminal
 from lookahead_agent.testing import scripted_chat, scripted_replies
 from tools.calculator import calculator
@@ -51,8 +51,8 @@ def answers(*lines: str) -> Callable[[], str]:
     return ask
 
 
-def run(graph: Any, start: Any = QUESTION, *said: str, screen: Screen | None = None) -> Finished:
-    return carry_out(graph, start, "t", (screen or Screen()).terminal, ask=answers(*said))
+def run(graph: Any, start: Any = QUESTION, *said: str, screen: Screen | None = None) -> RunResult:
+    return run_graph(graph, start, "t", (screen or Screen()).terminal, ask=answers(*said))
 
 
 def test_calls_are_shown_with_their_results_and_the_answer_is_the_last_message() -> None:
@@ -91,7 +91,7 @@ def test_a_run_that_nobody_approves_can_be_resumed() -> None:
 
 def test_live_shows_the_steps_in_place_of_the_texts() -> None:
     screen = Screen()
-    finished = carry_out(agent_of(CALL, "They cost 18."), QUESTION, "t", screen.terminal, live=True)
+    finished = run_graph(agent_of(CALL, "They cost 18."), QUESTION, "t", screen.terminal, live=True)
     assert finished.answer == "They cost 18."
     assert "actor  step 1: draft accepted, same text, 0.0 s  They cost 18." in screen.lines
     assert any(line.startswith("[1] calculator(") for line in screen.lines)

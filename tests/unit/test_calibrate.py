@@ -464,7 +464,7 @@ def test_a_name_is_a_risk_and_has_thresholds_of_its_own_where_there_is_no_certif
     assert not certified.compares_results, "nothing is left of the thresholds of its own"
     assert words == by.describe()
     # Once steps are disputed more often than they may be, thresholds that nobody has measured here are no way out.
-    engines._give_up(by)
+    engines._revoke(by)
     assert engines.certified(as_policy("balanced:delimiter=;"))[0].verifier == "exact"
     assert engines.certified(as_policy("balanced:similarity=0.9"))[0].similarity == 0.9, "that one was asked for"
 

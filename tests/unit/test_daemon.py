@@ -276,7 +276,7 @@ def test_a_server_that_does_not_answer_is_named_with_how_to_end_it(client: ChatL
         with pytest.raises(
             EngineError, match=rf"\(process {os.getpid()}\) has not answered for 0.2 s: `kill -9 {os.getpid()}`"
         ):
-            background.run(server_status(patience=0.2))
+            background.run(server_status(seconds=0.2))
 
 
 def test_a_server_of_another_kind_is_one_clear_error(client: ChatLookahead) -> None:

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lookahead_agent.cli.app import app
-from lookahead_agent.engines.processes import explain, explain_start, memory
+from lookahead_agent.engines.processes import crash_reason, memory, start_failure_reason
 from lookahead_agent.errors import IsolationError
 from lookahead_agent.hardware.diagnostics import Check, Machine, diagnose
 from lookahead_agent.hardware.inventory import gpus, output_of
@@ -113,12 +113,12 @@ class Ended:
 
 
 def test_a_process_that_the_system_killed_is_named() -> None:
-    assert "failed, or was killed" in explain([Ended(0), Ended(None)])  # type: ignore[list-item]
+    assert "failed, or was killed" in crash_reason([Ended(0), Ended(None)])  # type: ignore[list-item]
     failed = RuntimeError("Engine core initialization failed.\nFailed core proc(s): {'EngineCore': 1}")
-    assert explain_start(failed).startswith("Failed core proc(s): {'EngineCore': 1} (VLLM_LOGGING_LEVEL=INFO")
-    assert "out of memory" in explain_start(RuntimeError("Failed core proc(s): {'EngineCore': -9}"))
-    assert "SIGSEGV" in explain([Ended(-11), Ended(None)])  # type: ignore[list-item]
-    killed = explain([Ended(-9)])  # type: ignore[list-item]
+    assert start_failure_reason(failed).startswith("Failed core proc(s): {'EngineCore': 1} (VLLM_LOGGING_LEVEL=INFO")
+    assert "out of memory" in start_failure_reason(RuntimeError("Failed core proc(s): {'EngineCore': -9}"))
+    assert "SIGSEGV" in crash_reason([Ended(-11), Ended(None)])  # type: ignore[list-item]
+    killed = crash_reason([Ended(-9)])  # type: ignore[list-item]
     assert "run out of memory" in killed
     assert "kv_cache_memory_bytes" in killed
 

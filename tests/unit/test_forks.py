@@ -72,7 +72,7 @@ class FakeEngine:
     def close(self) -> None:
         self.calls.append("close")
 
-    def leave_to_parent(self) -> None:
+    def detach_after_fork(self) -> None:
         self.calls.append("leave")
 
 
@@ -85,7 +85,7 @@ def test_in_a_forked_process_engines_are_left_to_the_parent_and_started_anew() -
 
     pool, config = EnginePool(start, lambda: None), VLLMConfig(Path("model"))
     pool.acquire(config)
-    pool.begin_anew()
+    pool.reset_after_fork()
     pool.release(config)  # as the parent's holders do when they are collected
     assert pool.acquire(config) is started[1]
     pool.close()
@@ -124,7 +124,7 @@ def test_an_engine_that_is_left_to_the_parent_is_closed_here_and_its_processes_a
     )
     engine = VLLMEngine.__new__(VLLMEngine)
     engine._closed, engine._llm = False, SimpleNamespace(engine_core=client, shutdown=worker.kill)
-    engine.leave_to_parent()
+    engine.detach_after_fork()
     try:
         assert not engine.healthy
         assert not client._finalizer.alive

@@ -6,13 +6,13 @@ import gc
 
 import pytest
 
-from lookahead_agent.engines.processes import collection_paused
+from lookahead_agent.engines.processes import gc_paused
 
 
 def test_garbage_is_collected_again_after_the_last_of_several_pauses() -> None:
     assert gc.isenabled()
-    with collection_paused():
-        with pytest.raises(ZeroDivisionError), collection_paused():
+    with gc_paused():
+        with pytest.raises(ZeroDivisionError), gc_paused():
             raise ZeroDivisionError
         assert not gc.isenabled()
     assert gc.isenabled()
@@ -21,7 +21,7 @@ def test_garbage_is_collected_again_after_the_last_of_several_pauses() -> None:
 def test_what_the_user_has_switched_off_stays_off() -> None:
     gc.disable()
     try:
-        with collection_paused():
+        with gc_paused():
             assert not gc.isenabled()
         assert not gc.isenabled()
     finally:

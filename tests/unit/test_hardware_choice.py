@@ -16,7 +16,7 @@ from lookahead_agent.hardware.choice import (
     SpeculationMethod,
     acceptance_rate_of,
     choose_configuration,
-    multiplies_int8,
+    has_int8_instructions,
     tokens_per_pass,
 )
 
@@ -44,7 +44,7 @@ def test_int8_where_the_processor_has_it_and_integer_weights_where_it_has_nothin
     ("flags", "found"), [("avx2", False), ("avx2 avx512_vnni", True), ("amx_int8", True), ("i8mm", True), ("", False)]
 )
 def test_instructions_for_int8_are_read_from_the_cpu_flags(flags: str, *, found: bool) -> None:
-    assert multiplies_int8(f"a processor {flags}") is found
+    assert has_int8_instructions(f"a processor {flags}") is found
 
 
 def test_only_what_may_be_chosen_is() -> None:

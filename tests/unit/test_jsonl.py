@@ -27,7 +27,7 @@ from lookahead_agent.errors import ConfigurationError, EngineError
 from lookahead_agent.generation.backend import ChatReply, GenerateEvent, GenerateRequest, TextDelta
 from lookahead_agent.generation.server_backend import ServerBackend, ServerStatus
 from lookahead_agent.jsonl import RowFile, append_line, read_lines, read_value
-from lookahead_agent.models.cache import writable, write_whole
+from lookahead_agent.models.cache import writable, write_atomically
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.server.errors import ErrorReplies
 from lookahead_agent.server.replies import Replies
@@ -129,7 +129,7 @@ def test_events_for_programs_of_this_user(text: str) -> None:
 def test_a_file_that_is_written_whole(text: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "report.md"
-        write_whole(file, text)
+        write_atomically(file, text)
         assert file.read_bytes().decode() == text.encode(errors="backslashreplace").decode()
         assert list(Path(folder).iterdir()) == [file]
 
@@ -304,12 +304,12 @@ def test_a_trace_goes_on_after_a_row_that_was_cut_off(tmp_path: Path) -> None:
 
 def test_a_whole_file_on_a_full_disk_leaves_the_one_before(tmp_path: Path) -> None:
     file = tmp_path / "report.md"
-    write_whole(file, "before")
+    write_atomically(file, "before")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # Python ignores the signal
     try:
         with pytest.raises(ConfigurationError, match=r"report\.md cannot be written: File too large"), writable(file):
-            write_whole(file, "after" * 1000)
+            write_atomically(file, "after" * 1000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert file.read_text() == "before"
@@ -319,7 +319,7 @@ def test_a_whole_file_on_a_full_disk_leaves_the_one_before(tmp_path: Path) -> No
 def test_a_link_stays_a_link(tmp_path: Path) -> None:
     link, file = tmp_path / "link", tmp_path / "file"
     link.symlink_to(file)
-    write_whole(link, "text")
+    write_atomically(link, "text")
     assert link.is_symlink()
     assert file.read_text() == "text"
 
@@ -330,7 +330,7 @@ def test_many_writers_leave_one_whole_file(tmp_path: Path) -> None:
     file = tmp_path / "file"
     texts = [str(number) * 50_000 for number in range(8)]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda text: write_whole(file, text), texts * 50))
+        list(pool.map(lambda text: write_atomically(file, text), texts * 50))
     assert file.read_text() in texts
     assert list(tmp_path.iterdir()) == [file]
 

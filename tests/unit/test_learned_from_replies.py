@@ -106,7 +106,7 @@ class Drafted(ScriptedEngine):
 def test_a_draft_is_left_out_of_long_prompts_with_short_replies(*, forced: bool) -> None:
     target = Drafted(ScriptedTokenizer(), reply_script(lambda _: "yes"))
     target.seen = []
-    setup = EngineSetup(speculation_method="draft_model", may_leave_out_draft=not forced)
+    setup = EngineSetup(speculation_method="draft_model", draft_is_optional=not forced)
     llm = ChatLookahead(engines=EngineSet(target, engine_setup=setup), policy="off")
     modes = [llm.invoke("a long result " * 100).response_metadata["lookahead"]["mode"] for _ in range(8)]
     assert modes == ["sd"] * 4 + (["sd"] if forced else ["off"]) * 4

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lookahead_agent.engines.processes import PARENT, no_shared_memory
+from lookahead_agent.engines.processes import PARENT, shared_memory_problem
 from lookahead_agent.engines.shared_draft import SharedDraftBuffer
 from lookahead_agent.errors import EngineStartError
 
@@ -36,8 +36,8 @@ def test_a_buffer_has_its_memory_before_it_is_written_to(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("folder", ["/no/such/folder", "/proc"])
 def test_a_place_without_shared_memory_is_told_with_what_helps(folder: str) -> None:
-    assert "--shm-size" in (no_shared_memory(Path(folder)) or "")
+    assert "--shm-size" in (shared_memory_problem(Path(folder)) or "")
 
 
 def test_shared_memory_that_is_there(tmp_path: Path) -> None:
-    assert no_shared_memory(tmp_path) is None
+    assert shared_memory_problem(tmp_path) is None

@@ -25,7 +25,7 @@ from lookahead_agent.errors import (
 )
 from lookahead_agent.hardware.diagnostics import diagnose
 from lookahead_agent.hardware.reply_speeds import ReplySpeeds
-from lookahead_agent.models.cache import CACHE_VARIABLE, cache_dir, damage, made_once
+from lookahead_agent.models.cache import CACHE_VARIABLE, cache_dir, create_once, damage
 from lookahead_agent.models.catalogue import ModelFacts
 from lookahead_agent.models.conversion import run_child
 from lookahead_agent.models.resolve import choose_models, fetch, fetch_tokenizer
@@ -135,10 +135,10 @@ def test_a_damaged_model_that_was_made_here_is_made_anew(
     def make(folder: Path) -> None:
         made.append(write_model(folder))
 
-    assert made_once(model, make) == model
+    assert create_once(model, make) == model
     assert not made
     harm(model)
-    assert made_once(model, make) == model
+    assert create_once(model, make) == model
     assert len(made) == 1
     assert damage(model, weights="wanted") is None
     assert said in caplog.text
@@ -184,7 +184,7 @@ def test_a_tokenizer_is_fetched_without_the_weights_that_its_folder_names(model:
 
 def test_an_empty_folder_of_the_cache_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
-    made_once(tmp_path / "model", fill)
+    create_once(tmp_path / "model", fill)
     assert (tmp_path / "model" / "config.json").is_file()
 
 
@@ -214,7 +214,7 @@ def in_the_way(tmp_path: Path, name: str) -> Path:
 def test_a_file_in_the_caches_place_is_one_clear_error(tmp_path: Path, name: str) -> None:
     folder = in_the_way(tmp_path, name)
     with pytest.raises(ConfigurationError, match=CACHE_VARIABLE):
-        made_once(folder, fill)
+        create_once(folder, fill)
 
 
 def test_a_disk_that_is_full_is_one_clear_error_and_leaves_nothing(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_a_disk_that_is_full_is_one_clear_error_and_leaves_nothing(tmp_path: Pat
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with pytest.raises(DiskSpaceError, match="is full"):
-        made_once(tmp_path / "model", make)
+        create_once(tmp_path / "model", make)
     assert [path.name for path in tmp_path.iterdir()] == ["model.lock"]
 
 

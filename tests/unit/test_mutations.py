@@ -61,7 +61,7 @@ def ignore_refusals(patch: pytest.MonkeyPatch) -> None:
         for candidate in node.open_candidates:
             candidate.accepted = None
 
-    patch.setattr(LookaheadScheduler, "_refuse_hopeless", never)
+    patch.setattr(LookaheadScheduler, "_reject_hopeless", never)
 
 
 def lose_count_of_aborted_tokens(patch: pytest.MonkeyPatch) -> None:

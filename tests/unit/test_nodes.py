@@ -10,7 +10,7 @@ from langchain_core.tools import tool
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.agents import templates
-from lookahead_agent.agents.new_project import PROJECTS, project_tools, replies_of
+from lookahead_agent.agents.new_project import PROJECTS, project_tools, scripted_project_replies
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.testing import scripted_chat, scripted_replies
@@ -35,7 +35,7 @@ ASKED: Any = {"messages": [("human", "How much does it earn?")]}
 
 @pytest.mark.parametrize("name", PROJECTS)
 async def test_a_graph_comes_to_the_same_both_ways(name: str) -> None:
-    replies = replies_of(name, [project_tools()["calculator"]])
+    replies = scripted_project_replies(name, [project_tools()["calculator"]])
     states = []
     for awaited in (True, False):
         graph = build(name, scripted_chat(scripted_replies(**replies), policy="off", temperature=0.5))

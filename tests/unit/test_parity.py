@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.bench.config import BenchConfig, Configuration, TaskConfig
-from lookahead_agent.bench.parity import Parity, acts_of, parity
+from lookahead_agent.bench.parity import Parity, actions_of, parity
 from lookahead_agent.bench.runner import Bench
 from lookahead_agent.bench.samples import CallRecord, CallRecorder, Sample, ToolRecord, action_of
 from lookahead_agent.cli.app import CHAT_CLASS, app
@@ -154,14 +154,14 @@ def sample(configuration: str, *records: CallRecord | ToolRecord, error: str | N
 
 def test_what_ran_at_once_has_no_order_and_what_ran_in_turn_has() -> None:
     at_once = sample("off", run_of("a", 2, 1.0), run_of("b", 2, 0.9), record(1, 0.5, "both"), record(3, 4, None))
-    assert acts_of(at_once) == {"replies of a": ["both"], "tools of tools": ["a({})", "b({})"]}
+    assert actions_of(at_once) == {"replies of a": ["both"], "tools of tools": ["a({})", "b({})"]}
     swapped = sample("auto", run_of("b", 2, 1.0), run_of("a", 2, 1.1), record(1, 0.5, "both"))
     assert parity([at_once, swapped])[0].differences == []
     in_turn = sample("auto", run_of("b", 2, 1.0), run_of("a", 4, 3.0), record(1, 0.5, "both"))
     (difference,) = parity([at_once, in_turn])[0].differences
     assert (difference.place, difference.off, difference.on) == ("tools of tools, number 1", "a({})", "b({})")
     outside = [run_of("a", None, 2.0), run_of("b", None, 1.0)]
-    assert acts_of(sample("off", *outside))["tools of tools"] == ["b({})", "a({})"]
+    assert actions_of(sample("off", *outside))["tools of tools"] == ["b({})", "a({})"]
 
 
 def test_a_call_more_and_another_end_are_differences() -> None:

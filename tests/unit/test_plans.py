@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.tools import tool
 
-from lookahead_agent.agents.plans import LONGEST_VALUE, is_value, plan_form, read_plan
+from lookahead_agent.agents.plans import MAX_VALUE_LENGTH, is_value, parse_plan, plan_form
 
 
 @tool
@@ -41,7 +41,7 @@ TOOLS = {made.name: made for made in (sql, calculator, python, read_file)}
 
 
 def arguments(line: str) -> dict[str, Any] | None:
-    _, read = read_plan(f'Plan:\n1. sql("SELECT 1")\n2. {line}', TOOLS)
+    _, read = parse_plan(f'Plan:\n1. sql("SELECT 1")\n2. {line}', TOOLS)
     return read.arguments
 
 
@@ -70,32 +70,32 @@ def test_a_call_is_read_as_it_stands(line: str, expected: dict[str, Any] | None)
 
 def test_lines_that_are_no_calls_are_kept_for_a_model() -> None:
     text = 'I think.\n\nPlan:\n1. look at the table\n2. other("x")\n3. sql("SELECT $1")\nThat is all.'
-    first, second, third = read_plan(text, TOOLS)
+    first, second, third = parse_plan(text, TOOLS)
     assert (first.tool, second.tool, third.tool) == (None, None, "sql")
     assert third.references == {1}
 
 
 def test_thoughts_are_no_plan() -> None:
-    assert read_plan('1. sql("SELECT 1")', TOOLS) == []
+    assert parse_plan('1. sql("SELECT 1")', TOOLS) == []
 
 
 def test_lines_that_copy_the_form_are_left_out_unless_another_names_them() -> None:
-    lines = read_plan('Plan:\n1. sql("SELECT 1")\n2. calculator(expression="... $1 ...")', TOOLS)
+    lines = parse_plan('Plan:\n1. sql("SELECT 1")\n2. calculator(expression="... $1 ...")', TOOLS)
     assert [line.number for line in lines] == [1]
-    lines = read_plan('Plan:\n1. sql("...")\n2. calculator("$1 + 1")', TOOLS)
+    lines = parse_plan('Plan:\n1. sql("...")\n2. calculator("$1 + 1")', TOOLS)
     assert [line.number for line in lines] == [1, 2]
-    assert len(read_plan('Plan:\n1. sql("...")', TOOLS)) == 1, "the only line is not lost"
+    assert len(parse_plan('Plan:\n1. sql("...")', TOOLS)) == 1, "the only line is not lost"
 
 
 def test_the_form_has_two_calls_with_open_arguments() -> None:
-    lines = read_plan(f"Plan:\n{plan_form(list(TOOLS.values()))}", TOOLS)
+    lines = parse_plan(f"Plan:\n{plan_form(list(TOOLS.values()))}", TOOLS)
     assert [line.tool for line in lines] == ["sql", "read_file"]
     assert all(line.empty for line in lines)
     assert plan_form([sql]) == '1. sql(statement="...")'
 
 
 def test_a_line_that_names_its_own_result_or_a_later_one_is_left_open() -> None:
-    first, second, third = read_plan('Plan:\n1. sql("SELECT $1")\n2. calculator("$1 * $3")\n3. sql("$9 $1")', TOOLS)
+    first, second, third = parse_plan('Plan:\n1. sql("SELECT $1")\n2. calculator("$1 * $3")\n3. sql("$9 $1")', TOOLS)
     assert (first.arguments, second.arguments) == (None, None)
     assert second.text == 'calculator("$1 * ...")'
     assert second.references == {1}
@@ -103,7 +103,7 @@ def test_a_line_that_names_its_own_result_or_a_later_one_is_left_open() -> None:
 
 
 def filled(line: str, **results: str) -> dict[str, Any] | None:
-    *_, last = read_plan(f'Plan:\n1. sql("a")\n2. sql("b")\n3. {line}', TOOLS)
+    *_, last = parse_plan(f'Plan:\n1. sql("a")\n2. sql("b")\n3. {line}', TOOLS)
     return last.filled({int(name[1:]): text for name, text in results.items()})
 
 
@@ -116,7 +116,7 @@ def test_a_long_result_is_a_whole_argument_or_a_models_part() -> None:
     rows = "a | b\n1 | 2"
     assert filled('python("$1")', r1=rows) == {"code": rows}
     assert filled('python("print($1)")', r1=rows) is None
-    assert not is_value("x" * (LONGEST_VALUE + 1))
+    assert not is_value("x" * (MAX_VALUE_LENGTH + 1))
 
 
 @given(st.text(), st.integers())
@@ -129,6 +129,6 @@ def test_what_is_written_as_python_is_read_as_it_was(text: str, number: int) -> 
 
 @given(st.text(max_size=200))
 def test_no_text_breaks_the_reader(text: str) -> None:
-    for line in read_plan(f"Plan:\n1. sql({text}", TOOLS):
+    for line in parse_plan(f"Plan:\n1. sql({text}", TOOLS):
         line.filled({1: "x", 2: "y\nz"})
         json.dumps(line.arguments, default=str)

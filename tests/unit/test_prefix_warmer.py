@@ -49,7 +49,7 @@ async def read(warmer: PrefixWarmer) -> None:
 
 @pytest.mark.asyncio
 async def test_a_prefix_is_read_in_pieces() -> None:
-    engine, warmer = Reader(), PrefixWarmer(lambda: True, piece=4, patience=0)
+    engine, warmer = Reader(), PrefixWarmer(lambda: True, piece=4, idle_seconds=0)
     warmer.add(engine, range(10), drafted=False)
     await read(warmer)
     assert engine.prompts == [5, 9, 10], "blocks, and the token that is read anew"
@@ -58,7 +58,7 @@ async def test_a_prefix_is_read_in_pieces() -> None:
 
 @pytest.mark.asyncio
 async def test_what_the_engine_knows_is_not_read_again() -> None:
-    engine, other, warmer = Reader(), Reader(), PrefixWarmer(lambda: True, piece=4, patience=0)
+    engine, other, warmer = Reader(), Reader(), PrefixWarmer(lambda: True, piece=4, idle_seconds=0)
     warmer.known += [(engine, [0, 1, 2, 3, 4, 5, 99]), (other, range(10)), (engine, [])]
     warmer.add(engine, range(10), drafted=True)
     await read(warmer)
@@ -71,7 +71,7 @@ async def test_what_the_engine_knows_is_not_read_again() -> None:
 @pytest.mark.asyncio
 async def test_nothing_is_read_while_replies_are_written() -> None:
     idle = False
-    engine, warmer = Reader(), PrefixWarmer(lambda: idle, piece=4, patience=0)
+    engine, warmer = Reader(), PrefixWarmer(lambda: idle, piece=4, idle_seconds=0)
     warmer.add(engine, range(10), drafted=True)
     await asyncio.sleep(0)
     assert warmer.reading is None
@@ -83,7 +83,7 @@ async def test_nothing_is_read_while_replies_are_written() -> None:
 
 @pytest.mark.asyncio
 async def test_a_reply_stops_the_reading_which_goes_on_where_it_was() -> None:
-    engine, warmer = Reader(), PrefixWarmer(lambda: True, piece=4, patience=0)
+    engine, warmer = Reader(), PrefixWarmer(lambda: True, piece=4, idle_seconds=0)
     warmer.add(engine, range(10), drafted=True)
     await becomes(lambda: engine.prompts == [5, 9, 10][: len(engine.prompts)] and bool(engine.prompts))
     engine.goes_on.clear()
@@ -103,7 +103,7 @@ async def test_a_reply_stops_the_reading_which_goes_on_where_it_was() -> None:
 
 @pytest.mark.asyncio
 async def test_a_failure_leaves_the_others() -> None:
-    engine, warmer = Reader(fails=9), PrefixWarmer(lambda: True, piece=4, patience=0)
+    engine, warmer = Reader(fails=9), PrefixWarmer(lambda: True, piece=4, idle_seconds=0)
     warmer.add(engine, range(12), drafted=True)
     warmer.add(engine, range(50, 57), drafted=True)
     await read(warmer)
@@ -112,7 +112,7 @@ async def test_a_failure_leaves_the_others() -> None:
 
 @pytest.mark.asyncio
 async def test_the_latest_prefixes_wait() -> None:
-    engine, warmer = Reader(), PrefixWarmer(lambda: False, piece=4, patience=0)
+    engine, warmer = Reader(), PrefixWarmer(lambda: False, piece=4, idle_seconds=0)
     for number in range(40):
         warmer.add(engine, [number], drafted=True)
     assert [list(prefix.ids) for prefix in warmer.waiting] == [[number] for number in range(24, 40)]
@@ -120,7 +120,7 @@ async def test_the_latest_prefixes_wait() -> None:
 
 @pytest.mark.asyncio
 async def test_replies_that_follow_at_once_find_nothing_in_their_way() -> None:
-    engine, warmer = Reader(), PrefixWarmer(lambda: True, piece=4, patience=3600)
+    engine, warmer = Reader(), PrefixWarmer(lambda: True, piece=4, idle_seconds=3600)
     warmer.add(engine, range(10), drafted=True)
     for _ in range(3):
         await asyncio.sleep(0)

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from lookahead_agent.engines import processes
-from lookahead_agent.engines.processes import end_processes, end_start, kill_processes, refuse_starts, spawning
+from lookahead_agent.engines.processes import end_processes, finish_start, kill_processes, refuse_starts, spawning
 from lookahead_agent.errors import EngineError
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -50,7 +50,7 @@ def test_each_of_two_engines_that_start_together_has_an_environment_of_its_own()
             found = told(BINDING)
             assert len(numbers) == 1
             assert BINDING not in os.environ or configuring.locked(), "another one may be next"
-            end_start(numbers, failed=False)
+            finish_start(numbers, failed=False)
             return found
 
     with ThreadPoolExecutor() as threads:
@@ -137,7 +137,7 @@ def test_a_worker_whose_parent_ended_before_it_had_sent_anything_says_nothing(er
 
 
 def test_nothing_is_spawned_once_starts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_refused", False)  # to be put back
+    monkeypatch.setattr(processes, "_starts_refused", False)  # to be put back
     with spawning({}):
         starting = sleeper()
         refuse_starts()
@@ -172,10 +172,10 @@ def test_a_start_that_fails_leaves_nothing_and_others_stay() -> None:
     before = sleeper()
     with spawning({}) as numbers:
         bad = sleeper()
-    end_start(numbers, failed=True)
+    finish_start(numbers, failed=True)
     with spawning({}) as numbers:
         good = sleeper()
-    end_start(numbers, failed=False)
+    finish_start(numbers, failed=False)
     try:
         assert [psutil.pid_exists(process.pid or 0) for process in (bad, good, before)] == [False, True, True]
     finally:

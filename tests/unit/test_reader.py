@@ -44,14 +44,19 @@ def completed(arguments: str) -> bool:
 @settings(
     max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.large_base_example]
 )
-@given(data=st.data(), cut=st.booleans(), tags=st.sampled_from([None, TAGS]), inside=st.booleans())
+@given(data=st.data(), truncated=st.booleans(), tags=st.sampled_from([None, TAGS]), inside=st.booleans())
 def test_pieces_read_as_the_whole(
-    name: str, parsers: dict[str, ToolParser], data: st.DataObject, cut: bool, tags: ThinkingTags | None, inside: bool
+    name: str,
+    parsers: dict[str, ToolParser],
+    data: st.DataObject,
+    truncated: bool,
+    tags: ThinkingTags | None,
+    inside: bool,
 ) -> None:
     text = data.draw(replies_in(name))
     inside = inside and tags is not None
-    reply = read(text, parser=parsers[name], tags=tags, inside=inside, cut=cut)
-    in_pieces = read(text, data.draw(cuts_of(text)), parser=parsers[name], tags=tags, inside=inside, cut=cut)
+    reply = read(text, parser=parsers[name], tags=tags, inside=inside, cut=truncated)
+    in_pieces = read(text, data.draw(cuts_of(text)), parser=parsers[name], tags=tags, inside=inside, cut=truncated)
     assert said(in_pieces) == said(reply)
     for call in reply.parsed.tool_calls:
         assert call["name"]
@@ -70,4 +75,4 @@ def test_without_tags_and_tools_each_piece_is_passed_on_as_it_is(pieces: list[st
     for number, piece in enumerate(pieces, 1):
         reader.push(piece)
         assert passed == pieces[:number]
-    assert reader.finish(cut=False).parsed.content == "".join(pieces)
+    assert reader.finish(truncated=False).parsed.content == "".join(pieces)

@@ -519,7 +519,7 @@ async def test_in_a_forked_process_a_runtime_starts_engines_of_its_own() -> None
     pool = Pool()
     runtime = runtime_on(pool, RuntimeSpec(MODELS))
     parents = await engines_of(runtime)
-    runtime.begin_anew()
+    runtime.reset_after_fork()
     own = await engines_of(runtime)
     assert own.target is not parents.target
     assert parents.target.healthy

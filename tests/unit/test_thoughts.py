@@ -111,13 +111,13 @@ def test_where_the_thinking_is_depends_on_no_cut(text: str, inside: bool, data: 
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     answers: list[bool] = []
     for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
-        answers += [state.answers(text[begin:end], at, at + 1) for at in range(end - begin)]
+        answers += [state.is_answer(text[begin:end], at, at + 1) for at in range(end - begin)]
         state = state.then(text[begin:end])
     assert state.inside == whole.then(text).inside
     # Of a tag itself that is only known at its end.
     tags = [(begin, begin + len(tag)) for tag in (TAGS.open, TAGS.close) for begin in _places(text, tag)]
     outside = [at for at in range(len(text)) if not any(begin <= at < end for begin, end in tags)]
-    assert [answers[at] for at in outside] == [whole.answers(text, at, at + 1) for at in outside]
+    assert [answers[at] for at in outside] == [whole.is_answer(text, at, at + 1) for at in outside]
 
 
 def _places(text: str, tag: str) -> list[int]:

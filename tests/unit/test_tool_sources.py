@@ -19,7 +19,7 @@ from langchain_core.tools import BaseTool, tool
 from lookahead_agent.agents.mcp_tools import read_servers
 from lookahead_agent.agents.middleware import standard_middleware
 from lookahead_agent.agents.tool_sources import load_tools, open_tools, specialists
-from lookahead_agent.agents.tool_use import in_both_worlds
+from lookahead_agent.agents.tool_use import with_sync_call
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.testing import scripted_chat, scripted_replies
 
@@ -122,7 +122,7 @@ def test_a_tool_that_is_a_coroutine_works_in_both_worlds(here: Path) -> None:
             raise ValueError("bad")
         return text
 
-    both = in_both_worlds(where)
+    both = with_sync_call(where)
     assert [both.invoke({"text": "a"}), both.invoke({"text": "b"})] == ["a", "b"]
     assert loops[0] is loops[1]
     with pytest.raises(ValueError, match="bad"):
@@ -137,7 +137,7 @@ def test_a_tool_that_is_a_coroutine_works_in_both_worlds(here: Path) -> None:
         """Plain."""
         return text
 
-    assert in_both_worlds(plain) is plain
+    assert with_sync_call(plain) is plain
 
 
 def test_an_agents_invoke_calls_tools_that_are_coroutines() -> None:

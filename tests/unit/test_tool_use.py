@@ -21,7 +21,7 @@ from langgraph.types import Command, interrupt
 from pydantic import BaseModel
 
 from lookahead_agent.agents import templates
-from lookahead_agent.agents.tool_use import LONGEST_RESULT, cut, error_text, make_tool
+from lookahead_agent.agents.tool_use import MAX_RESULT_LENGTH, cut, error_text, make_tool
 from lookahead_agent.testing import scripted_chat, scripted_replies
 from tools.calculator import calculator
 from tools.files import make_file_tools
@@ -142,7 +142,7 @@ def check(name: str, state: dict[str, Any], error: str) -> None:
     made = outcomes(state)
     failed = [text for text, is_failed in made if is_failed]
     assert failed
-    assert all(0 < len(text) <= 2 * LONGEST_RESULT for text in failed)
+    assert all(0 < len(text) <= 2 * MAX_RESULT_LENGTH for text in failed)
     if name != "plan_execute":  # which plans anew after a step that failed
         assert ("noted b", False) in made, f"a call beside one that raised {error} is made"
 
@@ -197,7 +197,7 @@ async def test_a_tool_returns_its_errors(error: Exception) -> None:
         made.invoke(request("look_up", {"other": "a"})),
     ):
         assert message.status == "error"
-        assert 0 < len(message.text) <= LONGEST_RESULT
+        assert 0 < len(message.text) <= MAX_RESULT_LENGTH
         message.text.encode()
 
 
@@ -230,7 +230,7 @@ async def test_tools_of_ones_own_may_have_any_types_and_be_coroutines() -> None:
     assert "kind: Input should be 'red' or 'green'" in paint.invoke({**given, "kind": "blue"})
     assert paint_in_time.description == "Paint a box, in time."
     assert await paint_in_time.ainvoke(given) == "redredred"
-    assert len(await paint_in_time.ainvoke({**given, "box": {"size": 1_000_000}})) <= LONGEST_RESULT
+    assert len(await paint_in_time.ainvoke({**given, "box": {"size": 1_000_000}})) <= MAX_RESULT_LENGTH
     message = await paint_in_time.ainvoke(request("paint_in_time", {**given, "box": {"size": -1}}))
     assert (message.text, message.status) == ("OSError: [Errno 5] no such size", "error")
 
@@ -310,20 +310,20 @@ async def test_langgraphs_own_tool_node_and_langchains_agents_go_on(tmp_path: Pa
 def test_a_text_is_cut_at_its_bound_and_says_so(text: str, times: int, most: int, rest: str) -> None:
     text = text * times * 20
     said = cut(text, rest, most)
-    if len(text) <= min(most, LONGEST_RESULT):
+    if len(text) <= min(most, MAX_RESULT_LENGTH):
         assert said == text
         return
-    assert len(said) <= LONGEST_RESULT
+    assert len(said) <= MAX_RESULT_LENGTH
     shown, line = said.rsplit("\n… (cut: ", 1)
     assert text.startswith(shown)
     assert len(shown) <= most
     assert line.startswith(f"{len(shown):,} of {len(text):,} characters; ")
 
 
-@pytest.mark.parametrize("length", [LONGEST_RESULT, LONGEST_RESULT + 1, 1_000_000])
+@pytest.mark.parametrize("length", [MAX_RESULT_LENGTH, MAX_RESULT_LENGTH + 1, 1_000_000])
 def test_as_much_is_shown_as_may_be(length: int) -> None:
     said = cut("x" * length, "ask for less")
-    assert LONGEST_RESULT - 10 < len(said) <= LONGEST_RESULT
+    assert MAX_RESULT_LENGTH - 10 < len(said) <= MAX_RESULT_LENGTH
 
 
 def test_an_error_has_words() -> None:

@@ -33,7 +33,7 @@ from langchain_core.tools import BaseTool
 from pypdf import PdfWriter
 from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject, StreamObject
 
-from lookahead_agent.agents.tool_use import LONGEST_RESULT, make_tool
+from lookahead_agent.agents.tool_use import MAX_RESULT_LENGTH, make_tool
 from lookahead_agent.errors import IsolationError
 from lookahead_agent.sandbox import ChildResult, program_text, run_child
 from tools.calculator import calculate, calculator
@@ -958,7 +958,7 @@ def test_a_long_page_is_read_to_its_end() -> None:
             resolving=lambda *_: ["93.184.216.34"],
             transport=transport,
         )
-        assert len(said) <= LONGEST_RESULT
+        assert len(said) <= MAX_RESULT_LENGTH
         more = further.search(said)
         whole += said[: more.start()] if more else said
         if more is None:
@@ -1004,7 +1004,7 @@ def test_results_of_every_tool_have_one_bound(tmp_path: Path, database: Path) ->
         ),
     }
     for name, said in long.items():
-        assert 40_000 < len(said) <= LONGEST_RESULT, name
+        assert 40_000 < len(said) <= MAX_RESULT_LENGTH, name
         assert re.search(r"\n… \(cut: [\d,]+ of [\d,]+ characters; .+\)$", said), name
     short = {
         "rows": sql.invoke({"statement": "SELECT a.name FROM items a, items b"}),
@@ -1019,7 +1019,7 @@ def test_results_of_every_tool_have_one_bound(tmp_path: Path, database: Path) ->
         "wrong arguments": calculator.invoke({"expression": ["x" * 5_000_000] * 3}),
     }
     for name, said in short.items():
-        assert 0 < len(said) <= LONGEST_RESULT, name
+        assert 0 < len(said) <= MAX_RESULT_LENGTH, name
 
 
 def test_a_long_line_is_read_to_its_end(tmp_path: Path) -> None:
@@ -1030,7 +1030,7 @@ def test_a_long_line_is_read_to_its_end(tmp_path: Path) -> None:
     further = re.compile(r"\n… \(cut: .+; read on from first_line=(\d+), first_character=(\d+)\)$")
     for _ in range(10):
         said = read.invoke({"name": "a.txt", **place})
-        assert len(said) <= LONGEST_RESULT
+        assert len(said) <= MAX_RESULT_LENGTH
         more = further.search(said)
         whole += said[: more.start()] if more else said
         if more is None:
@@ -1138,7 +1138,7 @@ def every_tool(tmp_path_factory: pytest.TempPathFactory) -> list[BaseTool]:
 def outcome_of(tool: BaseTool, given: dict[str, object]) -> ToolMessage:
     message = tool.invoke({"name": tool.name, "args": given, "id": "1", "type": "tool_call"})
     assert isinstance(message, ToolMessage)
-    assert len(message.text) <= LONGEST_RESULT
+    assert len(message.text) <= MAX_RESULT_LENGTH
     message.text.encode()
     return message
 

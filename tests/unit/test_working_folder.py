@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lookahead_agent.sandbox import Isolation, PythonLimits, available, run_isolated
-from lookahead_agent.sandbox.working_folder import copies, save_changes
+from lookahead_agent.sandbox.working_folder import copy_files, save_changes
 from tools.files import make_file_tools
 from tools.python_code import make_python_tool
 
@@ -182,7 +182,7 @@ def test_a_folder_that_is_gone_is_a_result(root: Path) -> None:
 def test_names_that_are_no_text(root: Path) -> None:
     with open(os.fsencode(root) + b"/\xff\n.txt", "w") as file:
         file.write("1")
-    assert len(copies(root, 1 << 20)) == 4
+    assert len(copy_files(root, 1 << 20)) == 4
     tool = make_python_tool(isolation="none", folder=root)
     assert r"'\udcff\n.txt'" in tool.description
     code = r"open('\udcff\n.txt', 'w').write('2')"

@@ -88,7 +88,7 @@ def test_a_reply_that_was_cut_off_is_not_remembered(tokenizer: HFTokenizer) -> N
 
 
 def test_the_latest_are_remembered() -> None:
-    replies = WrittenReplies(most_characters=20)
+    replies = WrittenReplies(max_characters=20)
     for number in range(4):
         replies.add(f"prompt {number}.", [number], "Yes.", [9], "<eos>")
         replies.add(f"prompt {number}.", [number], "Yes.", [9], "<eos>")
