@@ -1,10 +1,9 @@
 """Replies in the formats of OpenAI's chat and text completions, as one JSON object or as server-sent events."""
 
-import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, TypeVar
@@ -13,7 +12,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Send
 
 from lookahead_agent.decoding import StepEvent
-from lookahead_agent.engines.background import gather_or_cancel
+from lookahead_agent.engines.background import event_stream, gather_or_cancel
 from lookahead_agent.generation.backend import ChatReply, GenerateEvent, TextDelta, event_to_json
 from lookahead_agent.generation.tool_calls import calls_as_text
 from lookahead_agent.server.errors import ErrorReplies
@@ -159,22 +158,19 @@ def _metadata(reply: ChatReply) -> dict[str, Any]:
 
 async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """Yield the items of several streams in order of arrival with their stream's index; a failed stream ends all."""
-    items: asyncio.Queue[tuple[int, T] | None] = asyncio.Queue()
 
-    async def read(index: int, stream: AsyncGenerator[T, None]) -> None:
-        async with aclosing(stream):
-            async for item in stream:
-                items.put_nowait((index, item))
+    async def read_all(emit: Callable[[tuple[int, T]], None]) -> None:
+        async def read(index: int, stream: AsyncGenerator[T, None]) -> None:
+            async with aclosing(stream):
+                async for item in stream:
+                    emit((index, item))
 
-    reading = asyncio.ensure_future(gather_or_cancel([read(index, stream) for index, stream in enumerate(streams)]))
-    reading.add_done_callback(lambda _: items.put_nowait(None))
-    try:
-        while (item := await items.get()) is not None:
-            yield item
-        await reading
-    finally:
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
+        await gather_or_cancel([read(index, stream) for index, stream in enumerate(streams)])
+
+    async with aclosing(event_stream(read_all)) as items:
+        async for item in items:
+            if item is not None:  # the result of `read_all`
+                yield item
 
 
 class ReplyResponse(StreamingResponse):
