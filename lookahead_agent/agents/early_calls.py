@@ -19,7 +19,7 @@ from lookahead_agent.agents.prompts import lookahead_settings
 from lookahead_agent.agents.tool_results import ToolResultMiddleware
 from lookahead_agent.agents.turns import AsyncHandler, Handler, ModelCall
 
-MAX_CALLS = 8  # Maximum number of concurrent early calls in `ask`
+MAX_CALLS = 8  # Maximum number of concurrent early calls
 
 
 class EarlyCallMiddleware(PlanMiddleware):
@@ -71,7 +71,7 @@ class EarlyCallMiddleware(PlanMiddleware):
         """Run `ask` in an event loop."""
         if model_call.plan is None:
             return await super().aask(model_call, handler)
-        early, tasks = _PlanCalls(self, model_call), set[asyncio.Task[None]]()
+        early, tasks, slots = _PlanCalls(self, model_call), set[asyncio.Task[None]](), asyncio.Semaphore(MAX_CALLS)
 
         def start(*, complete: bool = False) -> None:
             for request in early.ready(complete=complete):
@@ -82,7 +82,8 @@ class EarlyCallMiddleware(PlanMiddleware):
 
         async def run(request: ToolCallRequest) -> None:
             with suppress(GraphBubbleUp):
-                early.record(await early.tool_results.awrap_tool_call(request, ainvoke))
+                async with slots:
+                    early.record(await early.tool_results.awrap_tool_call(request, ainvoke))
             start()
 
         stream: Any = model_call.request.model.astream(early.prompt, **model_call.request.model_settings)

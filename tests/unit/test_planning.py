@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +21,7 @@ from graphs.llm_compiler import build_llm_compiler
 from graphs.plan_execute import build_plan_execute
 from graphs.rewoo import build_rewoo
 from lookahead_agent import ChatLookahead
+from lookahead_agent.agents.early_calls import MAX_CALLS
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.testing import scripted_replies
 from tests.unit.chat import scripted_chat, scripted_engines
@@ -284,6 +287,36 @@ async def test_llm_compiler_calls_while_the_plan_is_written(tools: Tools) -> Non
     await run(build_llm_compiler(scripted_chat(reply, policy="off"), [StructuredTool.from_function(note)]))
     assert ended.is_set()
     assert all(seen)
+
+
+@both
+async def test_llm_compiler_bounds_the_early_calls_that_run_at_once(asynchronous: bool) -> None:
+    calls = 3 * MAX_CALLS
+    running, most, lock = 0, 0, threading.Lock()
+
+    def change(by: int) -> None:
+        nonlocal running, most
+        with lock:
+            running += by
+            most = max(most, running)
+
+    def work(word: str) -> str:
+        change(1)
+        time.sleep(0.5)
+        change(-1)
+        return word
+
+    async def awork(word: str) -> str:
+        change(1)
+        await asyncio.sleep(0.5)
+        change(-1)
+        return word
+
+    tool = StructuredTool.from_function(work, awork, name="work", description="Work.")
+    plan = "\n".join(f'{number}. work("{number}")' for number in range(1, calls + 1))
+    messages = await run(build_llm_compiler(chat({PLAN: f"Plan:\n{plan}", ANSWER: "Done."}), [tool]), asynchronous)
+    assert len([message for message in messages if isinstance(message, ToolMessage)]) == calls
+    assert 1 < most <= MAX_CALLS
 
 
 @every_template
