@@ -50,3 +50,11 @@ def test_it_imports_nothing_else_of_this_library(file: Path) -> None:
     ]
     own = [name for name in modules if name.split(".")[0] == "lookahead_agent"]
     assert [name for name in own if name.split(".")[:2] != ["lookahead_agent", "cpu"]] == []
+
+
+def test_a_kernel_is_not_compiled_for_a_processor_without_its_instruction() -> None:
+    """LLVM would end the process; numba is told of an older processor than this one may be."""
+    code = "from lookahead_agent.cpu import vnni_kernel; print(vnni_kernel.is_supported())"
+    environment = {**os.environ, "NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma"}
+    imported = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert imported.stdout.split() == ["False"]
