@@ -23,7 +23,8 @@ class EngineFields(BaseModel):
     model: str = DEFAULT_SET
     """Target model: a catalogue name, folder, Hugging Face id, or its name at `base_url`."""
     draft_model: str | None = None
-    """Draft model: a folder, Hugging Face id, or its name at `draft_url`; None: the catalogue's draft for `model`."""
+    """Draft model: a folder, Hugging Face id, name of a catalogue set, or its name at `draft_url`; None: the
+    catalogue's draft for `model`."""
     judge_model: str | None = None
     """Judge of step pairs: a catalogue name, folder, Hugging Face id, or its name at `judge_url`; None: the target."""
     embedding_model: str | None = None

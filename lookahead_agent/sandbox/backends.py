@@ -89,6 +89,7 @@ def run_isolated(
 
     Raises:
         ValueError: The code failed, took too long or used too much. The message says which, with the output so far.
+        ConfigurationError: There is no backend of that name, or a package is not installed.
         IsolationError: No such backend works here, or no process could be started.
     """
     limits = limits or PythonLimits()
