@@ -123,7 +123,7 @@ def test_replies_are_those_of_engines_in_this_process(pair: Pair, tiny: ChatLook
 
 def test_probabilities_and_forms_are_those_of_engines_in_this_process(pair: Pair, tiny: ChatLookahead) -> None:
     with pair.llm(max_tokens=40) as llm:
-        assert figures(llm.invoke(LONG, policy="likelihood:likelihood=-9:synchronous=true"))["accepted"] > 0
+        assert figures(llm.invoke(LONG, policy="likelihood:likelihood=-9"))["accepted"] > 0
         assert llm.invoke("A two?", response_format={"type": "json_object"}).text.lstrip().startswith("{")
         here, there = (model.backend.runtime.running for model in (tiny, llm))  # type: ignore[union-attr]
         assert here is not None
