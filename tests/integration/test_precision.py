@@ -31,7 +31,7 @@ from tests.integration.tiny_models import questions
 ASKED = questions(12, seed=31)
 ENGINE = {name: value for name, value in TINY_ENGINE.items() if name != "dtype"}
 KERNEL: Precision = "int8" if has_int8_instructions() else "int8-weights"
-multiplies = pytest.mark.skipif(KERNEL != "int8", reason="without instructions for int8, vLLM's sums overflow")
+needs_int8 = pytest.mark.skipif(KERNEL != "int8", reason="without instructions for int8, vLLM's sums overflow")
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def test_a_matrix_of_int8_weights(outputs: int, inputs: int) -> None:
     assert torch.equal(matrix(strided, None, bias), many), "wherever the tokens lie in memory"
 
 
-@multiplies
+@needs_int8
 @pytest.mark.parametrize("default", ["float32", "bfloat16"])
 @pytest.mark.parametrize("outputs", [700, 704])
 def test_a_matrix_of_int8_with_int8_activations(default: str, outputs: int) -> None:
@@ -254,10 +254,10 @@ def test_an_engine_keeps_its_weights_as_integers(tiny_pair: tuple[Path, Path], p
 
 
 def test_exact_is_the_targets_reply_in_int8(llm: ChatLookahead, tiny_pair: tuple[Path, Path]) -> None:
-    """Integers sum the same in every batch, so what is written ahead and beside guesses is token for token the same."""
+    """Integers sum the same in every batch, so draft steps and draft tokens change no token of a reply."""
     written: dict[tuple[str, str], list[list[int]]] = {}
-    with in_integers(tiny_pair, "shared_draft") as guessing:  # its draft is that of the other
-        for speculation_method, each in (("none", llm), ("shared_draft", guessing)):
+    with in_integers(tiny_pair, "shared_draft") as sharing:  # both models have the same draft engine
+        for speculation_method, each in (("none", llm), ("shared_draft", sharing)):
             for policy in ("off", "exact", "exact:synchronous=true"):
                 told = [message.response_metadata for message in each.batch(questions(24, seed=5), policy=policy)]
                 written[speculation_method, policy] = [one["token_ids"] for one in told]
@@ -268,7 +268,7 @@ def test_exact_is_the_targets_reply_in_int8(llm: ChatLookahead, tiny_pair: tuple
     assert {way for way, ids in written.items() if ids != alone} == set()
 
 
-@multiplies
+@needs_int8
 def test_int8_is_sure_of_what_the_model_is_sure_of(in_int8: list[float], tiny_pair: tuple[Path, Path]) -> None:
     """With wrong weights, or a wrong output layer, nothing is alike."""
     weights = weights_in(tiny_pair[0], "bf16", Platform.detect())
