@@ -9,12 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lookahead_agent.bench.problems import (
-    dataset_file,
-    final_number,
-    is_correct,
-    read_problems,
-)
+from lookahead_agent.bench.problems import dataset_file, final_number, is_correct, read_problems
 from lookahead_agent.errors import ConfigurationError
 
 
