@@ -1,4 +1,4 @@
-"""Benchmarks on a model that follows a script."""
+"""Scripted chat models for tests of the benchmark."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ REPLY = "Let me see.\n\nThere are several.\n\nAnswer: 14"
 def scripted_configuration(
     config: BenchConfig, task: TaskConfig, configuration: Configuration, reply: str = REPLY
 ) -> ChatLookahead:
-    """A chat model with one reply to everything, which is correct for the first of the packaged problems."""
+    """A chat model that always writes `reply`; the default is correct for the first packaged problem."""
     default, nodes = configuration.policies(template_policies(task))
     return scripted_chat(reply, policy=default, policies=nodes, streaming=True, return_token_ids=True, temperature=0)

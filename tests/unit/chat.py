@@ -1,4 +1,4 @@
-"""A ChatLookahead on scripted engines."""
+"""Helpers that create a `ChatLookahead` on scripted engines."""
 
 from lookahead_agent.engines.scripted import reply_script
 from lookahead_agent.testing import EqualTextEmbedder, scripted_chat, scripted_engines

@@ -1,4 +1,4 @@
-"""What unit tests share."""
+"""Fixtures of the unit tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ReplaceChat = Callable[[Callable[..., Any]], None]
 
 @pytest.fixture
 def replace_chat(monkeypatch: pytest.MonkeyPatch) -> ReplaceChat:
-    """Gives examples and pages, which run as they are written, another `ChatLookahead` to import."""
+    """Replaces `lookahead_agent.ChatLookahead`, which unmodified examples and pages import."""
 
     def replace(chat_class: Callable[..., Any]) -> None:
         monkeypatch.setattr(lookahead_agent, "ChatLookahead", chat_class, raising=False)
@@ -26,7 +26,7 @@ def replace_chat(monkeypatch: pytest.MonkeyPatch) -> ReplaceChat:
 
 @pytest.fixture
 def measure_with() -> Iterator[MeasureWith]:
-    """Has commands measure pairs of models otherwise."""
+    """Replaces the functions with which commands measure a model pair."""
     before = PAIR_MEASUREMENT.set(PairMeasurement())
     yield PAIR_MEASUREMENT.set
     PAIR_MEASUREMENT.reset(before)

@@ -1,8 +1,8 @@
-# ruff: noqa: E501 - programs in one line each
-"""Python that wants out, or to take more than its share; each prints ESCAPED where it got what it wanted.
+# ruff: noqa: E501 - one program per line
+"""Programs that try to escape the sandbox or to exceed its limits; a program prints ESCAPED if it succeeds.
 
-`{secret}` is a file that anybody may read, `{open}` a folder that anybody may write to, `{port}` a port that somebody listens at,
-`{socket}` a socket for datagrams that anybody may write to, `{victim}` a process of the same user, `{agent}` the process that runs the tool.
+`{secret}` is a world-readable file, `{link}` a symbolic link to it, `{open}` a world-writable folder, `{port}` a listening TCP port,
+`{socket}` a world-writable datagram socket, `{victim}` a process of the same user, `{agent}` the process that runs the tool.
 """
 
 LIBC = "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
@@ -13,10 +13,10 @@ MAPS = LIBC + (
     "libc.vmsplice.argtypes = [ctypes.c_int, P, N, ctypes.c_uint]\n"
     "def mapped(size, flags): a = libc.mmap(None, size, 3, flags, -1, 0); assert a != 2**64 - 1; return a\n"
 )
-# Starts a thread that pauses, without the C library and without a stack.
+# Machine code that starts a sleeping thread without libc and without a stack.
 RAW_THREAD = "b838000000bf000f010031f631d24d31d24d31c00f054885c07401c3b8220000000f05ebf7"
 
-# Chains of folders, each moved to the end of the next, with 8 MiB at every end.
+# Chains of nested folders: each is moved to the end of the next, and each ends in a file of 8 MiB.
 DEEPER = """
 import os
 chain = ['x' * 200] * 18

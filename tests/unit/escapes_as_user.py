@@ -1,6 +1,6 @@
-"""Attempts of `escapes.py` by a process of an ordinary user: `python -m tests.unit.escapes_as_user PLACES NAME ...`.
+"""Runs programs of `escapes.py` as an unprivileged user: `python -m tests.unit.escapes_as_user PLACES NAME ...`.
 
-It needs no packages. It prints a JSON object: of each boundary why it cannot be used, or what each attempt has said.
+It needs no packages. It prints a JSON object: the outputs per sandbox backend, or why it is unavailable.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LIMITS = PythonLimits(seconds=3, memory=256 << 20, output=2000, files=16 << 20)
 
 
 def attempt(isolation: Isolation, places: dict[str, Any], name: str) -> str:
-    """What the code printed or failed with."""
+    """Return the output of a program or the message of its error."""
     code = ESCAPES[name].format(**places) if name in ESCAPES else EXHAUSTIONS[name]
     try:
         return run_isolated(code, LIMITS, isolation)
@@ -29,21 +29,21 @@ def attempt(isolation: Isolation, places: dict[str, Any], name: str) -> str:
 
 
 def main(places: dict[str, Any], names: list[str]) -> None:
-    """Everything."""
+    """Run the programs on each available backend and print the outputs."""
     assert os.geteuid() != 0
-    said: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
     with subprocess.Popen(["sleep", "600"]) as victim:
         places |= {"victim": victim.pid, "agent": os.getpid()}
         for isolation, problem in available().items():
-            said[isolation] = problem
+            outputs[isolation] = problem
             if problem is None:
-                with ThreadPoolExecutor(4) as runs:
-                    said[isolation] = dict(
-                        zip(names, runs.map(partial(attempt, isolation, places), names), strict=True)
+                with ThreadPoolExecutor(4) as pool:
+                    outputs[isolation] = dict(
+                        zip(names, pool.map(partial(attempt, isolation, places), names), strict=True)
                     )
         assert victim.poll() is None
         victim.kill()
-    print(json.dumps(said))
+    print(json.dumps(outputs))
 
 
 if __name__ == "__main__":

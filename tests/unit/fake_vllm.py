@@ -1,4 +1,4 @@
-"""What an OpenAI-compatible server answers, without a network."""
+"""Fake OpenAI-compatible servers, without a network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORDS = ["<eos>", "?", "a", "b", "c", *sorted({*_PROBE} - set("abc"))]
 
 
 def tokenizer_in(folder: Path, words: Sequence[str] = WORDS) -> HFTokenizer:
-    """A tokenizer whose tokens are characters."""
+    """Save a character-level tokenizer to a folder and load it."""
     backend = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="?"))
     backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     backend.decoder = decoders.Fuse()
@@ -27,17 +27,17 @@ def tokenizer_in(folder: Path, words: Sequence[str] = WORDS) -> HFTokenizer:
 
 
 class Events(httpx.AsyncByteStream):
-    """Server-sent events, of which it remembers whether anybody read them to the end."""
+    """Server-sent events that report when the client closes the stream, and may lose the connection first."""
 
-    def __init__(self, events: Sequence[dict[str, Any]], breaks: bool, closed: Callable[[], None]) -> None:
+    def __init__(self, events: Sequence[dict[str, Any]], drops: bool, closed: Callable[[], None]) -> None:
         self._events = events
-        self._breaks = breaks
+        self._drops = drops
         self._closed = closed
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         for event in self._events:
             yield f"data: {json.dumps(event)}\n\n".encode()
-        if self._breaks:
+        if self._drops:
             raise httpx.ReadError("connection lost")
         yield b"data: [DONE]\n\n"
 
@@ -46,12 +46,12 @@ class Events(httpx.AsyncByteStream):
 
 
 class FakeServer:
-    """Writes a reply token by token, going on after whatever of it the prompt already has.
+    """Generates a reply token by token; a prompt that contains its beginning continues it.
 
     Args:
-        tokenizer: Its model's.
-        reply: What it writes after a prompt that ends with "?".
-        tells_ids: Whether it is vLLM's.
+        tokenizer: The tokenizer of its model.
+        reply: The completion of a prompt that ends with "?".
+        tells_ids: Whether it returns token ids, as vLLM does.
         takes_ids: Whether prompts may be token ids.
     """
 
@@ -63,15 +63,15 @@ class FakeServer:
         self.models = [{"id": "model", "max_model_len": 100}]
         self.down = False
         self.answers: list[httpx.Response] = []
-        """Answers to give first."""
+        """Responses that it returns before it generates any."""
         self.breaks_after: int | None = None
-        """Tokens after which the connection is lost, once."""
+        """Number of tokens after which one stream loses its connection."""
         self.requests: list[dict[str, Any]] = []
         self.open = 0
         self.counts = 1
-        """How many tokens it counts for one of its tokenizer's."""
+        """Tokens that its `usage` counts for one token of its tokenizer."""
         self.cached: int | None = None
-        """Tokens of a prompt that it says were in its cache; None: it does not tell."""
+        """Cached prompt tokens in its `usage`; None: the field is absent."""
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         if self.down:
@@ -90,17 +90,17 @@ class FakeServer:
         if not body.get("stream"):
             usage = {"prompt_tokens": len(self.tokenizer.encode(prompt)) * self.counts, **self._details()}
             return httpx.Response(200, json={"choices": [self._choice(ids, "length", body, prompt)], "usage": usage})
-        breaks = self.breaks_after is not None and self.breaks_after < len(ids)
-        sent, self.breaks_after = (ids[: self.breaks_after] if breaks else ids), None if breaks else self.breaks_after
+        drops = self.breaks_after is not None and self.breaks_after < len(ids)
+        sent, self.breaks_after = (ids[: self.breaks_after] if drops else ids), None if drops else self.breaks_after
         finish = "stop" if ids and ids[-1] == 0 else "length"
         events = [
-            {"choices": [self._choice([token], finish if not breaks and n == len(sent) else None, body, prompt)]}
+            {"choices": [self._choice([token], finish if not drops and n == len(sent) else None, body, prompt)]}
             for n, token in enumerate(sent, 1)
         ]
         if body.get("stream_options", {}).get("include_usage"):
             events.append({"choices": [], "usage": {"prompt_tokens": len(prompt), **self._details()}})
         self.open += 1
-        return httpx.Response(200, stream=Events(events, breaks, self._close))
+        return httpx.Response(200, stream=Events(events, drops, self._close))
 
     def _details(self) -> dict[str, Any]:
         return {} if self.cached is None else {"prompt_tokens_details": {"cached_tokens": self.cached}}
@@ -116,13 +116,13 @@ class FakeServer:
             keys = {"token_id:2": -0.1, "token_id:3": -2.0} if self.tells_ids else {"a": -0.1, "b": -2.0}
             choice["logprobs"] = {"top_logprobs": [keys]}
         if "prompt_logprobs" in body and self.tells_ids:
-            asked = body["prompt"]
-            choice["prompt_logprobs"] = [None, *({str(token): {"logprob": -0.5}} for token in asked[1:])]
+            prompt_ids = body["prompt"]
+            choice["prompt_logprobs"] = [None, *({str(token): {"logprob": -0.5}} for token in prompt_ids[1:])]
         return choice
 
 
 class Fleet(httpx.AsyncBaseTransport):
-    """Several servers by host name."""
+    """Routes requests to servers by host name."""
 
     def __init__(self, **servers: Callable[[httpx.Request], httpx.Response]) -> None:
         self._servers = servers

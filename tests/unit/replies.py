@@ -1,4 +1,4 @@
-"""Replies in each format of tool calls, whole and cut to pieces, and the reader that is held against itself."""
+"""Replies in each tool call format, and a reader whose deltas must add up to its final result."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ def read(
     after: bool = False,
     cut: bool = False,
 ) -> ReadReply:
-    """Read a reply in pieces; what is passed on meanwhile must be what is read in the end."""
-    pieces: list[TextDelta] = []
-    reader = ReplyReader(tags, inside, after, parser, TOOLS, pieces.append)
+    """Read a reply that is split at `cuts`; the emitted deltas must add up to the final result."""
+    deltas: list[TextDelta] = []
+    reader = ReplyReader(tags, inside, after, parser, TOOLS, deltas.append)
     for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
         reader.push(text[begin:end])
     reply = reader.finish(cut)
-    pieces += reply.pieces
-    assert "".join(piece.text for piece in pieces if piece.kind == "answer") == reply.parsed.content
-    assert "".join(piece.text for piece in pieces if piece.kind == "thinking") == reply.thinking
+    deltas += reply.pieces
+    assert "".join(delta.text for delta in deltas if delta.kind == "answer") == reply.parsed.content
+    assert "".join(delta.text for delta in deltas if delta.kind == "thinking") == reply.thinking
     return reply
 
 
 def said(reply: ReadReply) -> tuple[Any, ...]:
-    """All that a reply says, without the ids of its calls."""
+    """The content of a reply, without the ids of its tool calls."""
     parsed = reply.parsed
     return (
         parsed.content,
@@ -130,12 +130,12 @@ FORMATS = {
 
 
 def replies_in(name: str) -> st.SearchStrategy[str]:
-    """Replies made of what is found in a format's, in any order, and cut off anywhere."""
+    """Replies of fragments of a format in any order, possibly truncated."""
     fragments = st.sampled_from([*FORMATS[name], *FORMATS[name], *PROSE, *THINKING])
     whole = st.lists(fragments, max_size=10).map("".join)
-    return st.tuples(whole, st.integers(0, 400)).map(lambda made: made[0][: made[1]] if made[1] < 200 else made[0])
+    return st.tuples(whole, st.integers(0, 400)).map(lambda pair: pair[0][: pair[1]] if pair[1] < 200 else pair[0])
 
 
 def cuts_of(text: str) -> st.SearchStrategy[list[int]]:
-    """Where a text is cut to pieces: at every character, or here and there."""
+    """Positions at which a text is split: every character, or a few random ones."""
     return st.one_of(st.just(list(range(len(text)))), st.lists(st.integers(0, len(text)), max_size=6).map(sorted))

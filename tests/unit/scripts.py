@@ -19,7 +19,7 @@ PROMPT = "user: what is it?\nassistant: "
 
 @dataclass
 class ScriptedVerifier:
-    """Decides by a function of the two texts, after some seconds."""
+    """Decides by a function of both texts, after a delay."""
 
     accepts: Callable[[str, str], bool]
     seconds: float = 0.0
@@ -42,7 +42,7 @@ def scripted(steps: Steps, seconds: float = 1.0) -> list[ScriptedStep]:
 
 
 class SampledEngine(ScriptedEngine):
-    """Follows a script of its own where it samples: what a second candidate says."""
+    """Follows a second script for sampled requests, which are those of further candidates."""
 
     def __init__(self, greedy: ScriptedEngine, sampled: ScriptedEngine) -> None:
         self._engines = {True: greedy, False: sampled}
@@ -68,7 +68,7 @@ class SampledEngine(ScriptedEngine):
 
 
 class Pair:
-    """A scripted target and draft; `sampled` is what the draft writes where it samples."""
+    """A scripted target and draft; `sampled` is the script of the draft for sampled requests."""
 
     def __init__(
         self,
@@ -98,8 +98,8 @@ class Pair:
         if draft is not None:
             self.draft = engine(self.draft_tokenizer, draft, draft_seconds, self.draft_prompt)
             if sampled is not None:
-                other = engine(self.draft_tokenizer, sampled, draft_seconds, self.draft_prompt)
-                self.draft = SampledEngine(self.draft, other)
+                sampling_engine = engine(self.draft_tokenizer, sampled, draft_seconds, self.draft_prompt)
+                self.draft = SampledEngine(self.draft, sampling_engine)
         self.pieces: list[str] = []
 
     def request(self, sampling: Sampling | None = None, markers: tuple[str, ...] = ()) -> ReplyRequest:

@@ -1,4 +1,4 @@
-"""A server on scripted engines in a process of its own: `python -m tests.unit.server_program SETTINGS`, in JSON."""
+"""A server on scripted engines: `python -m tests.unit.server_program SETTINGS_AS_JSON [MOST_OPEN_FILES]`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lookahead_agent.server import ServerSettings
 from lookahead_agent.server.uvicorn_server import run_server
 
 if __name__ == "__main__":
-    limits = ServerSettings.model_validate_json(sys.argv[1])
+    settings = ServerSettings.model_validate_json(sys.argv[1])
     if len(sys.argv) > 2:
         resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[2])))
     with socket.socket() as listener:
@@ -22,4 +22,4 @@ if __name__ == "__main__":
         print(listener.getsockname()[1], flush=True)
         engine = ScriptedEngine(ScriptedTokenizer(), reply_script(lambda _: "First this.\n\nThen that.\n\nIt is 4."))
         llm = ChatLookahead(engines=EngineSet(engine, engine), policies={"planner": "exact"}, max_tokens=50)
-        run_server(llm, limits, listener, grace=60)
+        run_server(llm, settings, listener, grace=60)

@@ -1,4 +1,4 @@
-"""A server on scripted engines, on a port or a Unix socket of its own."""
+"""Servers on scripted engines, each on its own port or Unix socket."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lookahead_agent.server.writer import ReplyWriter
 
 @contextmanager
 def serving(llm: ChatLookahead, **settings: object) -> Iterator[tuple[str, ReplyWriter]]:
-    """Serve a chat model; gives the address and what writes the replies."""
+    """Serve a chat model; yields the URL and the `ReplyWriter`."""
     with closing(socket.socket()) as listener:
         listener.bind(("127.0.0.1", 0))
         with _running(llm, ServerSettings.model_validate(settings), listener) as writer:
@@ -27,7 +27,7 @@ def serving(llm: ChatLookahead, **settings: object) -> Iterator[tuple[str, Reply
 
 @contextmanager
 def serving_private_api(llm: ChatLookahead, digest: str, grace: float = 60.0) -> Iterator[ReplyWriter]:
-    """Serve a chat model as `lookahead-agent up` does, for requests of these engines; gives what writes the replies."""
+    """Serve a chat model as `lookahead-agent up` does, for requests with this digest; yields the `ReplyWriter`."""
     with bound_socket() as listener, _running(llm, daemon_settings(digest), listener, grace) as writer:
         yield writer
 
@@ -39,10 +39,10 @@ def _running(
     app, options = create_app(llm, settings), dict[str, Any](timeout_graceful_shutdown=grace)
     server = BoundedServer(ServerConfig(app, settings, log_level="error", **options))
     ready = threading.Event()
-    started = server.startup
+    original_startup = server.startup
 
     async def startup(sockets: list[socket.socket] | None = None) -> None:
-        await started(sockets)
+        await original_startup(sockets)
         ready.set()
 
     server.startup = startup  # type: ignore[method-assign]

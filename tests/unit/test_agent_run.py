@@ -1,4 +1,4 @@
-"""What `lookahead-agent agent` shows of a run, and how it asks for approvals."""
+"""Output of `lookahead-agent agent` during a run, and its approval prompts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUESTION = {"messages": [HumanMessage("What do 12 pens cost?")]}
 
 
 class Screen:
-    """A terminal whose text can be read."""
+    """A terminal with readable output."""
 
     def __init__(self, width: int = 80) -> None:
         self.file = io.StringIO()
@@ -39,7 +39,7 @@ def agent_of(*replies: str, ask_before: Sequence[str] = ()) -> Any:
     return create_agent(llm, [calculator], middleware=middleware, checkpointer=InMemorySaver())
 
 
-def answers(*lines: str) -> Callable[[], str]:
+def scripted_input(*lines: str) -> Callable[[], str]:
     left = iter(lines)
 
     def ask() -> str:
@@ -51,11 +51,11 @@ def answers(*lines: str) -> Callable[[], str]:
     return ask
 
 
-def run(graph: Any, start: Any = QUESTION, *said: str, screen: Screen | None = None) -> RunResult:
-    return run_graph(graph, start, "t", (screen or Screen()).terminal, ask=answers(*said))
+def run(graph: Any, start: Any = QUESTION, *inputs: str, screen: Screen | None = None) -> RunResult:
+    return run_graph(graph, start, "t", (screen or Screen()).terminal, ask=scripted_input(*inputs))
 
 
-def test_calls_are_shown_with_their_results_and_the_answer_is_the_last_message() -> None:
+def test_calls_are_shown_with_results_and_the_last_message_is_the_answer() -> None:
     screen = Screen()
     finished = run(agent_of(CALL, "They cost 18."), screen=screen)
     assert screen.lines == ["tools", '[1] calculator(expression="12 * 1.5")', "18", "actor", "They cost 18."]
@@ -63,7 +63,7 @@ def test_calls_are_shown_with_their_results_and_the_answer_is_the_last_message()
     assert [message.type for message in finished.messages] == ["human", "ai", "tool", "ai"]
 
 
-def test_an_approval_is_asked_for_and_the_run_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_prompts_for_an_approval_and_continues(capsys: pytest.CaptureFixture[str]) -> None:
     screen = Screen()
     finished = run(agent_of(CALL, "They cost 18.", ask_before=["calculator"]), QUESTION, "yes", screen=screen)
     assert 'May calculator(expression="12 * 1.5") be called?' in capsys.readouterr().err
@@ -71,25 +71,25 @@ def test_an_approval_is_asked_for_and_the_run_goes_on(capsys: pytest.CaptureFixt
     assert finished.answer == "They cost 18."
 
 
-@pytest.mark.parametrize(("said", "told"), [("", "."), ("no", "."), ("ask Ann first", ": ask Ann first")])
-def test_a_call_that_is_refused_is_not_made(said: str, told: str) -> None:
-    finished = run(agent_of(CALL, "I may not.", ask_before=["calculator"]), QUESTION, said)
-    (refused,) = [message for message in finished.messages if isinstance(message, ToolMessage)]
-    assert refused.status == "error"
-    assert f"The user does not want this call{told}" in refused.text
+@pytest.mark.parametrize(("answer", "reason"), [("", "."), ("no", "."), ("ask Ann first", ": ask Ann first")])
+def test_rejected_call_becomes_an_error_with_the_reason(answer: str, reason: str) -> None:
+    finished = run(agent_of(CALL, "I may not.", ask_before=["calculator"]), QUESTION, answer)
+    (rejected,) = [message for message in finished.messages if isinstance(message, ToolMessage)]
+    assert rejected.status == "error"
+    assert f"The user does not want this call{reason}" in rejected.text
     assert finished.answer == "I may not."
 
 
-def test_a_run_that_nobody_approves_can_be_resumed() -> None:
+def test_run_that_ends_before_an_approval_can_be_resumed() -> None:
     graph = agent_of(CALL, "They cost 18.", ask_before=["calculator"])
     with pytest.raises(ApprovalNeededError, match="whether calculator may be called: resume with --thread t"):
         run(graph)
     screen = Screen()
     assert run(graph, None, "y", screen=screen).answer == "They cost 18."
-    assert screen.lines[1] == '[1] calculator(expression="12 * 1.5")', "the call was made before"
+    assert screen.lines[1] == '[1] calculator(expression="12 * 1.5")', "the pending call runs after its approval"
 
 
-def test_live_shows_the_steps_in_place_of_the_texts() -> None:
+def test_live_shows_steps_instead_of_replies() -> None:
     screen = Screen()
     finished = run_graph(agent_of(CALL, "They cost 18."), QUESTION, "t", screen.terminal, live=True)
     assert finished.answer == "They cost 18."
@@ -98,7 +98,7 @@ def test_live_shows_the_steps_in_place_of_the_texts() -> None:
     assert "actor" not in screen.lines
 
 
-def test_replies_at_once_are_shown_one_after_the_other() -> None:
+def test_concurrent_replies_are_shown_one_after_the_other() -> None:
     screen = Screen()
     view = RunView(screen.terminal)
     for reply, text in (("a", "One "), ("b", "Three "), ("a", "two."), ("c", "Five."), ("b", "four.")):
@@ -109,14 +109,14 @@ def test_replies_at_once_are_shown_one_after_the_other() -> None:
     assert "… (5,000 characters)" in screen.file.getvalue()
 
 
-def test_texts_command_no_terminal() -> None:
+def test_escape_sequences_in_replies_are_removed() -> None:
     screen = Screen()
     run(agent_of(CALL, "It is \x1b[2J\x1b]0;x\x0718[/bold]."), screen=screen)
     assert "\x1b" not in screen.file.getvalue()
     assert screen.lines[-1] == "It is 18[/bold]."
 
 
-def test_the_table_fits_80_columns() -> None:
+def test_node_table_fits_80_columns() -> None:
     screen = Screen()
     finished = run(agent_of(CALL, "They cost 18."))
     (node,) = finished.metrics.nodes()

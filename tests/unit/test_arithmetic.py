@@ -1,4 +1,4 @@
-"""Arithmetic in steps."""
+"""Detection of false equations in steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from lookahead_agent.verifiers.arithmetic import false_equations
         r"\frac12 + \frac1{4} = 0.75 and \frac{\frac{1}{2}}{4} = 0.125",
     ],
 )
-def test_what_holds(text: str) -> None:
+def test_true_equations_are_not_reported(text: str) -> None:
     assert false_equations(text) == []
 
 
@@ -48,7 +48,7 @@ def test_what_holds(text: str) -> None:
         "(" * 500 + "1 + 1 = 3",
     ],
 )
-def test_what_is_not_only_numbers_is_not_judged(text: str) -> None:
+def test_equations_that_are_not_plain_arithmetic_are_ignored(text: str) -> None:
     assert false_equations(text) == []
 
 
@@ -67,16 +67,16 @@ def test_what_is_not_only_numbers_is_not_judged(text: str) -> None:
         (r"\frac{1 + 2}{3} = 2", "((1 + 2) / (3)) = 2"),
     ],
 )
-def test_what_is_false(text: str, equation: str) -> None:
+def test_false_equations_are_reported(text: str, equation: str) -> None:
     assert false_equations(text) == [equation]
 
 
 @given(st.integers(-999, 999), st.integers(1, 999), st.sampled_from("+-*/"), st.integers(0, 4))
-def test_every_rounding_holds_and_what_is_further_away_does_not(
+def test_every_rounding_holds_and_larger_deviations_are_false(
     first: int, second: int, sign: str, decimals: int
 ) -> None:
     value = {"+": first + second, "-": first - second, "*": first * second, "/": Fraction(first, second)}[sign]
-    shown = f"{float(value):.{decimals}f}" if sign == "/" else str(value)
-    assert false_equations(f"{first} {sign} {second} = {shown}") == []
+    rounded = f"{float(value):.{decimals}f}" if sign == "/" else str(value)
+    assert false_equations(f"{first} {sign} {second} = {rounded}") == []
     wrong = f"{float(value) + 10.0**-decimals * 2:.{decimals}f}" if sign == "/" else str(value + 1)
     assert len(false_equations(f"{first} {sign} {second} = {wrong}")) == 1

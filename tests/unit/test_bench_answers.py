@@ -1,4 +1,4 @@
-"""Whether replies are found right."""
+"""Correctness of replies, and files of problems."""
 
 from __future__ import annotations
 
@@ -9,12 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lookahead_agent.bench.problems import (
-    dataset_file,
-    final_number,
-    is_correct,
-    read_problems,
-)
+from lookahead_agent.bench.problems import dataset_file, final_number, is_correct, read_problems
 from lookahead_agent.errors import ConfigurationError
 
 
@@ -29,20 +24,20 @@ from lookahead_agent.errors import ConfigurationError
         ("I cannot say.", None),
     ],
 )
-def test_final_number(text: str, number: Fraction | None) -> None:
+def test_final_number_is_the_boxed_or_the_last_one(text: str, number: Fraction | None) -> None:
     assert final_number(text) == number
 
 
 @pytest.mark.parametrize(
-    ("text", "answer", "right"),
+    ("text", "answer", "correct"),
     [
         ("It is 1,000.0.", "1000", True),
         ("It is 1,001.", "1000", False),
         ("I do not know.", "1000", False),
     ],
 )
-def test_is_correct(text: str, answer: str, right: bool) -> None:
-    assert is_correct(text, answer) is right
+def test_reply_is_correct_if_its_final_number_equals_the_answer(text: str, answer: str, correct: bool) -> None:
+    assert is_correct(text, answer) is correct
 
 
 SOLUTIONS: dict[str, Callable[..., int]] = {
@@ -57,7 +52,7 @@ SOLUTIONS: dict[str, Callable[..., int]] = {
 }
 
 
-def test_the_packaged_problems_have_the_answers_of_their_numbers() -> None:
+def test_answers_of_the_packaged_problems_follow_from_their_numbers() -> None:
     problems = read_problems(dataset_file("own"))
     assert len({problem.question for problem in problems}) == len(problems) == 60
     for problem in problems:
@@ -65,7 +60,7 @@ def test_the_packaged_problems_have_the_answers_of_their_numbers() -> None:
         assert problem.answer == str(solve(*map(int, re.findall(r"\d+", problem.question)))), problem.question
 
 
-def test_problems_with_and_without_ids_and_answers(tmp_path: Path) -> None:
+def test_ids_and_answers_of_problems_are_optional(tmp_path: Path) -> None:
     file = tmp_path / "problems.jsonl"
     file.write_text('{"question": "a", "answer": 3}\n\n{"id": "x", "question": "b"}\n')
     first, second = read_problems(file)
@@ -85,13 +80,13 @@ def test_problems_with_and_without_ids_and_answers(tmp_path: Path) -> None:
         ("", "no problem after the first 0"),
     ],
 )
-def test_files_that_are_no_problems(tmp_path: Path, content: str, message: str) -> None:
+def test_invalid_problem_files_are_rejected(tmp_path: Path, content: str, message: str) -> None:
     file = tmp_path / "problems.jsonl"
     file.write_text(content)
     with pytest.raises(ConfigurationError, match=message):
         read_problems(file)
 
 
-def test_a_dataset_that_does_not_exist(tmp_path: Path) -> None:
+def test_missing_dataset_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="give a JSON Lines file"):
         dataset_file(str(tmp_path / "nowhere.jsonl"))

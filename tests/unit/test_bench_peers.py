@@ -1,4 +1,4 @@
-"""A benchmark measures servers of other programs beside the library, and tells both apart."""
+"""Benchmarks of the library against peers, which are servers of other programs."""
 
 import shlex
 import sqlite3
@@ -21,7 +21,7 @@ from tests.unit.serving import serving
 from tests.unit.test_cli import run
 from tests.unit.test_shell_lines import lines
 
-NOBODY = "http://127.0.0.1:9/v1"
+CLOSED_PORT = "http://127.0.0.1:9/v1"
 
 
 def config(*peers: str, **fields: Any) -> BenchConfig:
@@ -30,65 +30,65 @@ def config(*peers: str, **fields: Any) -> BenchConfig:
 
 
 @pytest.mark.parametrize("task", ["questions", "self_consistency"])
-def test_a_server_answers_beside_the_library_and_is_the_baseline(tmp_path: Path, task: str) -> None:
+def test_peers_are_measured_with_the_library_and_the_first_is_the_baseline(tmp_path: Path, task: str) -> None:
     with serving(scripted_chat(REPLY)) as (url, _):
         peers = (f"one=http://{url.removeprefix('http://')}/v1", f"two={url}/v1/")
         results = Bench(config(*peers, task=task), tmp_path / "r.jsonl", scripted_configuration).run()
-    assert [each.configuration for each in Report(results).configurations] == ["one", "two", "auto"]
+    assert [summary.configuration for summary in Report(results).configurations] == ["one", "two", "auto"]
     assert all(sample.correct is not None and sample.error is None for sample in results)
     for sample in results:
         assert sample.correct == (sample.problem == "own-0")
         assert sample.calls
         assert all(call.output_tokens > 0 and call.first_token is not None for call in sample.calls)
-    of_peer = next(sample for sample in results if sample.configuration == "one")
-    assert of_peer.mode == "peer"
-    assert of_peer.engines["target"] == {"server": peers[0], "model": "qwen2.5-coder-1.5b"}
-    assert all(0 < call.busy["prompt"] <= call.seconds for call in of_peer.calls)
-    assert {call.node for call in of_peer.calls} == ({None} if task == "questions" else {"sampler"})
+    peer_sample = next(sample for sample in results if sample.configuration == "one")
+    assert peer_sample.mode == "peer"
+    assert peer_sample.engines["target"] == {"server": peers[0], "model": "qwen2.5-coder-1.5b"}
+    assert all(0 < call.busy["prompt"] <= call.seconds for call in peer_sample.calls)
+    assert {call.node for call in peer_sample.calls} == ({None} if task == "questions" else {"sampler"})
     (headings, rows), *_ = Report(results).tables(task)
     assert "accuracy against one" in headings
     assert [bool(row[headings.index("speed (seconds)")]) for row in rows] == [False, True, True]
 
 
-def test_a_server_is_told_the_seed_the_temperature_and_the_limit(tmp_path: Path) -> None:
-    asked: list[Any] = []
+def test_requests_to_a_peer_have_the_seed_the_temperature_and_max_tokens(tmp_path: Path) -> None:
+    requests: list[Any] = []
     with serving(scripted_chat(REPLY)) as (url, writer):
         generate = writer.generate
 
-        def noted(request: Any) -> Any:
-            asked.append(request)
+        def recorded(request: Any) -> Any:
+            requests.append(request)
             return generate(request)
 
-        writer.generate = noted  # type: ignore[method-assign]
+        writer.generate = recorded  # type: ignore[method-assign]
         settings = config(f"one={url}/v1", limit=1, max_tokens=77).model_copy(update={"seed": 5, "temperature": 0.5})
         Bench(settings, tmp_path / "r.jsonl", scripted_configuration).run()
-    sampling = asked[-1].sampling
+    sampling = requests[-1].sampling
     assert (sampling.seed, sampling.temperature, sampling.max_tokens) == (5, 0.5, 77)
 
 
-def test_a_server_that_is_not_there_is_named_before_any_model_loads(tmp_path: Path) -> None:
+def test_unreachable_peer_is_reported_before_any_model_loads(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"llama\.cpp: no OpenAI-compatible server .* start it first"):
-        Bench(config(f"llama.cpp={NOBODY}"), tmp_path / "r.jsonl", scripted_configuration)
+        Bench(config(f"llama.cpp={CLOSED_PORT}"), tmp_path / "r.jsonl", scripted_configuration)
 
 
-def test_a_server_that_is_lost_ends_the_benchmark_and_what_was_measured_stays(tmp_path: Path) -> None:
+def test_lost_peer_ends_the_benchmark_and_keeps_earlier_results(tmp_path: Path) -> None:
     with serving(scripted_chat(REPLY)) as (url, _):
         bench = Bench(config(f"one={url}/v1"), tmp_path / "r.jsonl", scripted_configuration)
-        stop = []
+        measured = []
 
-        def once(sample: Any) -> None:
-            stop.append(sample)
+        def interrupt(sample: Any) -> None:
+            measured.append(sample)
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            bench.run(on_sample=once)
+            bench.run(on_sample=interrupt)
     with pytest.raises(EngineError, match="does not answer any more"):
         bench.run()
-    assert bench.results()[0].key == stop[0].key
+    assert bench.results()[0].key == measured[0].key
     assert all(sample.error is None for sample in bench.results())
 
 
-def test_the_documented_command_runs(
+def test_documented_peer_command_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (line,) = (line for line in lines("lookahead-agent") if " bench peers " in line)
@@ -108,13 +108,13 @@ def test_the_documented_command_runs(
     }
 
 
-def test_the_measured_results_are_read() -> None:
+def test_published_peer_results_are_readable() -> None:
     report = Report(read_results(RowFile(Path(__file__).parents[2] / "docs/measurements/peers-18.jsonl.xz").rows))
     for task in ("questions", "plan_execute"):
-        of_task = [each for each in report.configurations if each.task == task]
-        assert [each.configuration for each in of_task] == ["llama.cpp", "llama.cpp with draft", "vLLM", "auto"]
-        assert of_task[0].speedup is None
-        assert all(each.speedup is not None and each.accuracy is not None for each in of_task[1:])
+        summaries = [summary for summary in report.configurations if summary.task == task]
+        assert [summary.configuration for summary in summaries] == ["llama.cpp", "llama.cpp with draft", "vLLM", "auto"]
+        assert summaries[0].speedup is None
+        assert all(summary.speedup is not None and summary.accuracy is not None for summary in summaries[1:])
 
 
 @pytest.mark.parametrize(
@@ -126,11 +126,11 @@ def test_the_measured_results_are_read() -> None:
         (["one=http://a/v1", "one=http://b/v1"], "a name of its own"),
     ],
 )
-def test_peers_that_are_none(peers: list[str], message: str) -> None:
+def test_invalid_peers_are_rejected(peers: list[str], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         config(*peers)
 
 
-def test_a_mode_is_no_server() -> None:
+def test_peer_is_not_accepted_as_a_mode() -> None:
     with pytest.raises(ConfigurationError, match="servers are named by peers"):
         make_config({"tasks": [{"modes": ["peer"]}]})

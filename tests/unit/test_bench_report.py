@@ -1,4 +1,4 @@
-"""Reports of results, as tables, pages and pictures."""
+"""Summaries and reports of benchmark results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MEASUREMENTS = Path(__file__).parents[2] / "docs" / "measurements"
 
 
 def sample(configuration: str, problem: int, seconds: float, correct: bool = True, **changes: Any) -> Sample:
-    """A sample of one call of 10 tokens in two steps."""
+    """A sample with one call, whose reply has two steps."""
     off = configuration == "off"
     call = CallRecord(
         node=changes.pop("node", None),
@@ -51,13 +51,13 @@ def sample(configuration: str, problem: int, seconds: float, correct: bool = Tru
     return Sample(**fields | changes)
 
 
-def made() -> list[Sample]:
+def off_and_lr() -> list[Sample]:
     samples = [sample("off", number, 10.0) for number in range(4)]
     return samples + [sample("lr", number, 5.0, correct=number != 3) for number in range(4)]
 
 
-def test_figures_of_each_way() -> None:
-    off, lr = summarize(made())
+def test_summary_of_each_configuration() -> None:
+    off, lr = summarize(off_and_lr())
     assert (off.samples, off.seconds, off.tokens_per_second, off.acceptance) == (4, 10.0, 1.0, 0.0)
     assert off.speedup is None
     assert off.accuracy == Estimate(1.0, 1.0, 1.0)
@@ -65,7 +65,7 @@ def test_figures_of_each_way() -> None:
     assert lr.accuracy.value == 0.75
     assert lr.accuracy_difference is not None
     assert lr.accuracy_difference.value == -0.25
-    assert lr.accuracy_difference.high == 0, "one of four may be chance"
+    assert lr.accuracy_difference.high == 0, "one wrong answer of four may be chance"
     assert lr.speedup == Estimate(2.0, 2.0, 2.0)
     assert (lr.acceptance, lr.wasted_target, lr.wasted_draft) == (0.5, 0.5, 0.2)
     assert lr.verifier_share == 0.25
@@ -88,11 +88,11 @@ def test_samples_are_compared_with_the_baseline_of_their_own_block() -> None:
     assert speedups == {"lr": 2.0, "lr deep": 4.0}
 
 
-def test_failed_samples_count_as_such_and_not_as_fast() -> None:
-    results = made()
-    results.append(sample("lr", 4, 0.1, correct=False, error="ValueError: no"))
-    results.append(sample("off", 4, 10.0))
-    lr = summarize(results)[1]
+def test_failed_samples_count_as_errors_and_not_towards_the_speedup() -> None:
+    samples = off_and_lr()
+    samples.append(sample("lr", 4, 0.1, correct=False, error="ValueError: no"))
+    samples.append(sample("off", 4, 10.0))
+    lr = summarize(samples)[1]
     assert (lr.samples, lr.errors) == (5, 1)
     assert lr.speedup is not None
     assert lr.speedup.value == 2.0
@@ -100,7 +100,7 @@ def test_failed_samples_count_as_such_and_not_as_fast() -> None:
     assert lr.accuracy.value == 0.6
 
 
-def test_figures_of_nodes() -> None:
+def test_node_table_has_a_row_per_configuration_and_node() -> None:
     results = [
         sample("off", 0, 4.0, node="planner", workload="rewoo"),
         sample("lr", 0, 2.0, node="planner", workload="rewoo"),
@@ -112,26 +112,26 @@ def test_figures_of_nodes() -> None:
     assert lr[:6] == ["lr", "planner", "balanced", "1", "10", "1 of 2"]
 
 
-def test_intervals_are_wide_for_few_and_narrow_for_many() -> None:
-    few, many = estimate(np.mean, [0.0, 1.0] * 2), estimate(np.mean, [0.0, 1.0] * 200)
-    assert few.low is not None
-    assert few.high is not None
-    assert many.low is not None
-    assert many.high is not None
-    assert few.high - few.low > 5 * (many.high - many.low)
+def test_confidence_intervals_narrow_with_the_number_of_samples() -> None:
+    of_few, of_many = estimate(np.mean, [0.0, 1.0] * 2), estimate(np.mean, [0.0, 1.0] * 200)
+    assert of_few.low is not None
+    assert of_few.high is not None
+    assert of_many.low is not None
+    assert of_many.high is not None
+    assert of_few.high - of_few.low > 5 * (of_many.high - of_many.low)
     assert estimate(np.mean, [1.0]) == Estimate(1.0)
-    assert estimate(np.mean, [0.0, 1.0] * 5) == estimate(np.mean, [0.0, 1.0] * 5), "the same results, the same report"
+    assert estimate(np.mean, [0.0, 1.0] * 5) == estimate(np.mean, [0.0, 1.0] * 5), "the bootstrap is deterministic"
 
 
-def test_pairs_stay_pairs() -> None:
-    slow = [float(number) for number in range(1, 30)]
-    twice = estimate(median_ratio, [2 * number for number in slow], slow)
-    assert twice == Estimate(2.0, 2.0, 2.0), "of any resampling of pairs"
-    assert estimate(mean_difference, slow, slow) == Estimate(0.0, 0.0, 0.0)
+def test_bootstrap_resamples_pairs_together() -> None:
+    seconds = [float(number) for number in range(1, 30)]
+    ratio = estimate(median_ratio, [2 * number for number in seconds], seconds)
+    assert ratio == Estimate(2.0, 2.0, 2.0), "the ratio is the same in each resampling of pairs"
+    assert estimate(mean_difference, seconds, seconds) == Estimate(0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("file", sorted(MEASUREMENTS.glob("*-gsm8k-*.jsonl.xz")), ids=lambda file: file.stem)
-def test_measured_results_are_read(file: Path) -> None:
+def test_published_results_are_readable(file: Path) -> None:
     results = read_results(RowFile(file).rows)
     report = Report(results)
     off = report.configurations[0]
@@ -142,8 +142,8 @@ def test_measured_results_are_read(file: Path) -> None:
     assert report.tables("questions")
 
 
-def test_samples_of_one_problem_do_not_narrow_the_intervals() -> None:
-    once = made()
+def test_repeated_samples_of_a_problem_do_not_narrow_the_intervals() -> None:
+    once = off_and_lr()
     thrice = [sample.model_copy(update={"sample": n}) for n in range(3) for sample in once]
     for one, three in zip(summarize(once), summarize(thrice), strict=True):
         assert three.samples == 3 * one.samples
@@ -151,7 +151,7 @@ def test_samples_of_one_problem_do_not_narrow_the_intervals() -> None:
         assert (three.speedup, three.rate_ratio) == (one.speedup, one.rate_ratio)
 
 
-def test_measured_results_give_the_documented_figures() -> None:
+def test_published_results_give_the_documented_numbers() -> None:
     configurations = {
         configuration.configuration: configuration
         for configuration in Report(
@@ -174,22 +174,22 @@ def test_measured_results_give_the_documented_figures() -> None:
         ({"id": "x"}, "no result"),
     ],
 )
-def test_rows_that_are_no_results(row: dict[str, Any], message: str) -> None:
+def test_invalid_result_rows_are_rejected(row: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         read_results([row])
 
 
-def test_a_row_survives_being_written_and_read(tmp_path: Path) -> None:
+def test_samples_survive_a_round_trip_through_a_file(tmp_path: Path) -> None:
     file = RowFile(tmp_path / "r.jsonl")
     one = sample("lr", 0, 1.0)
     file.append(one.model_dump(mode="json"))
     assert read_results(RowFile(file.path).rows) == [one]
-    with_more = {**one.model_dump(mode="json"), "added_later": 1}
-    assert read_results([with_more, {"kind": "turn"}]) == [one], "a newer writer of the same version may say more"
+    with_new_field = {**one.model_dump(mode="json"), "added_later": 1}
+    assert read_results([with_new_field, {"kind": "turn"}]) == [one], "a newer writer of the same schema may add fields"
 
 
-def test_a_report_is_written(tmp_path: Path) -> None:
-    results = made()
+def test_report_is_a_markdown_file_with_escaped_names(tmp_path: Path) -> None:
+    results = off_and_lr()
     results += [
         sample("off", 0, 4.0, task="rewoo", workload="rewoo", node="<script>alert(1)</script>"),
         sample("lr", 0, 2.0, task="rewoo", workload="rewoo", node="<script>alert(1)</script>"),
@@ -203,12 +203,12 @@ def test_a_report_is_written(tmp_path: Path) -> None:
         report.write(tmp_path / "r.pdf")
 
 
-def test_nothing_measured_is_said(tmp_path: Path) -> None:
+def test_report_without_results_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="no results"):
         Report(read_results([]))
 
 
-def test_files_of_results_that_are_something_else(tmp_path: Path) -> None:
+def test_invalid_jsonl_is_rejected_and_a_truncated_last_line_is_ignored(tmp_path: Path) -> None:
     file = tmp_path / "r.jsonl"
     file.write_text("no json\n")
     with pytest.raises(ConfigurationError, match="line 1 is not JSON"):
@@ -217,12 +217,12 @@ def test_files_of_results_that_are_something_else(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="line 1 is no row"):
         RowFile(file)
     file.write_text(json.dumps({"id": 1}) + "\n" + '{"id": 2, "te')
-    assert RowFile(file).rows == [{"id": 1}], "a line that was cut off is none"
+    assert RowFile(file).rows == [{"id": 1}], "a truncated last line is ignored"
 
 
-def test_what_results_depend_on_is_named() -> None:
-    found = environment()
-    assert found["cores"] >= 1
-    assert found["memory_gib"] > 0
-    assert found["packages"]["langchain-core"]
-    assert found["lookahead_agent"]
+def test_environment_records_hardware_and_package_versions() -> None:
+    recorded = environment()
+    assert recorded["cores"] >= 1
+    assert recorded["memory_gib"] > 0
+    assert recorded["packages"]["langchain-core"]
+    assert recorded["lookahead_agent"]

@@ -1,4 +1,4 @@
-"""Benchmarks are run in turns, recorded whole, and resumed after any interruption."""
+"""Benchmarks alternate between configurations, record each sample, and resume after an interruption."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from lookahead_agent.jsonl import RowFile
 from tests.unit.bench_models import scripted_configuration
 from tests.unit.chat import scripted_chat
 
-TWO = BenchConfig(tasks=(TaskConfig(limit=3, modes=("off", "lr"), concurrency=2),))
+OFF_AND_LR = BenchConfig(tasks=(TaskConfig(limit=3, modes=("off", "lr"), concurrency=2),))
 
 
 def bench(config: BenchConfig, out: Path, **options: Any) -> Bench:
     return Bench(config, out, options.pop("make_model", scripted_configuration), **options)
 
 
-def test_every_sample_is_measured_once_with_all_that_it_takes_to_repeat_it(tmp_path: Path) -> None:
+def test_every_sample_is_measured_once_and_records_its_settings(tmp_path: Path) -> None:
     config = BenchConfig(
         seed=5, tasks=(TaskConfig(limit=2, modes=MODES), TaskConfig(task="self_consistency", limit=1, modes=MODES))
     )
@@ -72,13 +72,13 @@ def test_every_sample_is_measured_once_with_all_that_it_takes_to_repeat_it(tmp_p
     assert call.first_token is not None
     assert 0 < call.first_token <= call.seconds
     assert len(call.verdicts) == 3
-    voted = [sample for sample in results if sample.task == "self_consistency" and sample.configuration == "lr"]
-    assert {call.node for call in voted[0].calls} == {"sampler"}
-    assert {call.policy for call in voted[0].calls} == {"balanced"}
+    voting = [sample for sample in results if sample.task == "self_consistency" and sample.configuration == "lr"]
+    assert {call.node for call in voting[0].calls} == {"sampler"}
+    assert {call.policy for call in voting[0].calls} == {"balanced"}
 
 
-def test_replies_have_a_seed_only_where_one_is_given(tmp_path: Path) -> None:
-    """A shared draft proposes nothing for a sampled reply with a seed, so that one would measure something else."""
+def test_replies_have_a_seed_only_if_the_config_has_one(tmp_path: Path) -> None:
+    """With a seed, a shared draft proposes nothing for a sampled reply, so a default seed would distort results."""
     seeds: list[int | None] = []
 
     def solve(task: TaskConfig, llm: ChatLookahead, question: str, seed: int | None, config: Any, **_: Any) -> str:
@@ -88,61 +88,63 @@ def test_replies_have_a_seed_only_where_one_is_given(tmp_path: Path) -> None:
     for seed in (None, 5):
         task = TaskConfig(limit=1, modes=("off",), samples=2)
         config = BenchConfig(seed=seed, temperature=0.7, tasks=(task,))
-        done = bench(config, tmp_path / f"{seed}.jsonl", solve_problem=solve).run()
-        assert sorted(sample.sample for sample in done) == [0, 1]
-        assert {sample.seed for sample in done} == ({None} if seed is None else {5, 6})
+        results = bench(config, tmp_path / f"{seed}.jsonl", solve_problem=solve).run()
+        assert sorted(sample.sample for sample in results) == [0, 1]
+        assert {sample.seed for sample in results} == ({None} if seed is None else {5, 6})
     assert seeds == [None, None, 5, 6]
 
 
-def test_the_modes_take_turns_and_another_begins_each_time(tmp_path: Path) -> None:
-    asked: list[tuple[str, str]] = []
-    bench(TWO, tmp_path / "r.jsonl").run(on_sample=lambda sample: asked.append((sample.configuration, sample.problem)))
-    assert [configuration for configuration, _ in asked] == ["off", "off", "lr", "lr", "lr", "off"]
-
-
-def test_of_three_configurations_each_comes_as_often_before_another_as_after_it(tmp_path: Path) -> None:
-    task = TaskConfig(limit=6, variants=("off int8",))
-    asked: list[str] = []
-    bench(BenchConfig(tasks=(task,)), tmp_path / "r.jsonl").run(
-        on_sample=lambda sample: asked.append(sample.configuration)
+def test_modes_alternate_and_take_turns_to_begin(tmp_path: Path) -> None:
+    order: list[tuple[str, str]] = []
+    bench(OFF_AND_LR, tmp_path / "r.jsonl").run(
+        on_sample=lambda sample: order.append((sample.configuration, sample.problem))
     )
-    orders = Counter(tuple(asked[at : at + 3]) for at in range(0, len(asked), 3))
+    assert [configuration for configuration, _ in order] == ["off", "off", "lr", "lr", "lr", "off"]
+
+
+def test_three_configurations_run_in_every_order_equally_often(tmp_path: Path) -> None:
+    task = TaskConfig(limit=6, variants=("off int8",))
+    sequence: list[str] = []
+    bench(BenchConfig(tasks=(task,)), tmp_path / "r.jsonl").run(
+        on_sample=lambda sample: sequence.append(sample.configuration)
+    )
+    orders = Counter(tuple(sequence[start : start + 3]) for start in range(0, len(sequence), 3))
     assert orders == Counter(itertools.permutations(("off", "off int8", "auto")))
 
 
 @pytest.mark.parametrize("after", range(1, 6))
-def test_interrupted_after_any_sample_nothing_is_lost_or_repeated(tmp_path: Path, after: int) -> None:
+def test_interruption_after_any_sample_loses_and_repeats_nothing(tmp_path: Path, after: int) -> None:
     out = tmp_path / "r.jsonl"
-    asked: list[Sample] = []
+    first: list[Sample] = []
 
     def interrupt(sample: Sample) -> None:
-        asked.append(sample)
-        if len(asked) == after:
+        first.append(sample)
+        if len(first) == after:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        bench(TWO, out).run(on_sample=interrupt)
-    again: list[Sample] = []
-    results = bench(TWO, out).run(on_sample=again.append)
-    assert not {sample.key for sample in again} & {sample.key for sample in asked}
+        bench(OFF_AND_LR, out).run(on_sample=interrupt)
+    second: list[Sample] = []
+    results = bench(OFF_AND_LR, out).run(on_sample=second.append)
+    assert not {sample.key for sample in second} & {sample.key for sample in first}
     assert set(Counter(sample.key for sample in results).values()) == {1}
     assert len(results) == 6
 
 
-def test_a_file_cut_anywhere_is_completed(tmp_path: Path) -> None:
+def test_results_file_truncated_anywhere_is_completed(tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
-    bench(TWO, out).run()
-    whole = out.read_bytes()
-    lines = whole.count(b"\n")
-    for cut in range(0, len(whole), max(1, len(whole) // 12)):
-        out.write_bytes(whole[:cut])
-        results = bench(TWO, out).run()
+    bench(OFF_AND_LR, out).run()
+    complete = out.read_bytes()
+    lines = complete.count(b"\n")
+    for length in range(0, len(complete), max(1, len(complete) // 12)):
+        out.write_bytes(complete[:length])
+        results = bench(OFF_AND_LR, out).run()
         assert set(Counter(sample.key for sample in results).values()) == {1}
         assert len(results) == 6
-        kept = out.read_bytes()
-        assert kept.startswith(whole[: whole[:cut].rfind(b"\n") + 1])
-        assert all(json.loads(line) for line in kept.splitlines())
-        assert kept.count(b"\n") >= lines - 1
+        resumed = out.read_bytes()
+        assert resumed.startswith(complete[: complete[:length].rfind(b"\n") + 1])
+        assert all(json.loads(line) for line in resumed.splitlines())
+        assert resumed.count(b"\n") >= lines - 1
 
 
 SCRIPT = """
@@ -157,16 +159,16 @@ Bench(config, Path(sys.argv[1]), scripted_configuration).run(on_sample=lambda sa
 """
 
 
-def test_a_killed_process_is_continued_by_the_next(tmp_path: Path) -> None:
+def test_run_after_sigkill_measures_only_the_missing_samples(tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
     command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(out)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    said: list[str] = []
+    printed: list[str] = []
     for stop_after in (1, 2, None):
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
             assert process.stdout is not None
             for number, line in enumerate(process.stdout, 1):
-                said.append(line)
+                printed.append(line)
                 if number == stop_after:
                     process.send_signal(signal.SIGKILL)
     keys = [
@@ -175,26 +177,28 @@ def test_a_killed_process_is_continued_by_the_next(tmp_path: Path) -> None:
         if row["kind"] == "sample"
     ]
     assert len(keys) == len(set(keys)) == 8
-    assert max(Counter(said).values()) == 1
+    assert max(Counter(printed).values()) == 1
 
 
-def test_a_finished_benchmark_starts_nothing(tmp_path: Path) -> None:
+def test_finished_benchmark_calls_no_model(tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
-    bench(TWO, out).run()
+    bench(OFF_AND_LR, out).run()
 
-    def untouchable(config: BenchConfig, task: TaskConfig, configuration: Configuration) -> ChatLookahead:
+    def failing_model(config: BenchConfig, task: TaskConfig, configuration: Configuration) -> ChatLookahead:
         return scripted_chat(lambda prompt: pytest.fail("asked again"))
 
-    results = bench(TWO, out, make_model=untouchable).run()
+    results = bench(OFF_AND_LR, out, make_model=failing_model).run()
     assert len(results) == 6
 
 
-def test_more_problems_and_modes_go_on_in_the_same_file(tmp_path: Path) -> None:
+def test_added_problems_and_modes_extend_the_same_file(tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
-    bench(TWO, out).run()
-    more = TWO.model_copy(update={"tasks": (TaskConfig(limit=4, modes=("off", "lr", "random"), concurrency=2),)})
+    bench(OFF_AND_LR, out).run()
+    extended = OFF_AND_LR.model_copy(
+        update={"tasks": (TaskConfig(limit=4, modes=("off", "lr", "random"), concurrency=2),)}
+    )
     new: list[Sample] = []
-    bench(more, out).run(on_sample=new.append)
+    bench(extended, out).run(on_sample=new.append)
     assert sorted((sample.configuration, sample.problem) for sample in new) == [
         ("lr", "own-3"),
         ("off", "own-3"),
@@ -202,30 +206,30 @@ def test_more_problems_and_modes_go_on_in_the_same_file(tmp_path: Path) -> None:
     ]
 
 
-def test_results_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
+def test_file_with_results_of_other_settings_is_rejected(tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
-    bench(TWO, out).run()
+    bench(OFF_AND_LR, out).run()
     with pytest.raises(ConfigurationError, match="other settings"):
-        bench(TWO.model_copy(update={"temperature": 0.5}), out)
+        bench(OFF_AND_LR.model_copy(update={"temperature": 0.5}), out)
     other = tmp_path / "own"
     other.write_text('{"id": "own-0", "question": "another one", "answer": 3}\n')
     with pytest.raises(ConfigurationError, match="other settings"):
         bench(BenchConfig(tasks=(TaskConfig(dataset=str(other), modes=("off", "lr"), concurrency=2),)), out)
 
 
-def test_two_runs_do_not_write_to_one_file(tmp_path: Path) -> None:
+def test_run_is_rejected_while_another_one_writes_to_its_file(tmp_path: Path) -> None:
     out = RowFile(tmp_path / "r.jsonl")
     with out.writing(), pytest.raises(ConfigurationError, match="another run"):
-        bench(TWO, tmp_path / "r.jsonl").run()
+        bench(OFF_AND_LR, tmp_path / "r.jsonl").run()
 
 
-def test_blocks_have_a_baseline_each_and_close_what_the_next_does_not_need(tmp_path: Path) -> None:
+def test_each_block_has_a_baseline_and_closes_the_models_that_the_next_does_not_need(tmp_path: Path) -> None:
     config = BenchConfig(
         blocks=(("lr",), ("sd",)), tasks=(TaskConfig(limit=1, modes=("off", "lr", "sd"), concurrency=1),)
     )
     events: list[str] = []
 
-    class Watched(ChatLookahead):
+    class RecordingChat(ChatLookahead):
         def start(self, progress: Any = None) -> None:
             events.append(f"start {self.model}")
 
@@ -235,7 +239,7 @@ def test_blocks_have_a_baseline_each_and_close_what_the_next_does_not_need(tmp_p
     def make(config: BenchConfig, task: TaskConfig, configuration: Configuration) -> ChatLookahead:
         default, _ = configuration.policies(template_policies(task))
         chat = scripted_chat("It is 14.", policy=default)
-        return Watched(engines=chat.engines, policy=default, model=configuration.name)
+        return RecordingChat(engines=chat.engines, policy=default, model=configuration.name)
 
     results = bench(config, tmp_path / "r.jsonl", make_model=make).run(
         on_sample=lambda sample: events.append(f"{sample.block} {sample.configuration}")
@@ -247,7 +251,7 @@ def test_blocks_have_a_baseline_each_and_close_what_the_next_does_not_need(tmp_p
     assert len(results) == 4
 
 
-def test_a_graph_that_fails_is_a_result(tmp_path: Path) -> None:
+def test_graph_failure_is_recorded_as_a_wrong_sample(tmp_path: Path) -> None:
     def solve(task: TaskConfig, llm: ChatLookahead, question: str, seed: int, config: Any, **_: Any) -> str:
         if "farmer" in question:
             raise RecursionError("the graph went in circles")
@@ -259,7 +263,7 @@ def test_a_graph_that_fails_is_a_result(tmp_path: Path) -> None:
     assert [sample.correct for sample in results] == [True, False, False]
 
 
-def test_an_engine_that_fails_ends_the_run_which_goes_on_later(tmp_path: Path) -> None:
+def test_engine_failure_ends_the_run_and_a_later_run_resumes(tmp_path: Path) -> None:
     def make(config: BenchConfig, task: TaskConfig, configuration: Configuration) -> ChatLookahead:
         def reply(prompt: str) -> str:
             if "farmer" in prompt:
@@ -276,7 +280,7 @@ def test_an_engine_that_fails_ends_the_run_which_goes_on_later(tmp_path: Path) -
     assert len(bench(config, out).run()) == 3
 
 
-def test_configurations_of_a_task() -> None:
+def test_configurations_combine_modes_policies_and_depths() -> None:
     task = TaskConfig(modes=("lr", "sd"), policies=("balanced", "exact:width=2"), depths=(1, 4))
     configurations = configurations_of(task)
     assert [configuration.name for configuration in configurations] == [
@@ -291,31 +295,31 @@ def test_configurations_of_a_task() -> None:
         configurations_of(TaskConfig(modes=("lr",), policies=("strictest",)))
 
 
-def test_each_node_gets_its_policy_in_each_mode() -> None:
-    own = {"planner": "balanced", "caller": "off", "solver": "strict"}
-    assert Configuration("off", "off").policies(own) == ("off", {})
-    assert Configuration("lr", "nodes").policies(own) == ("balanced", own)
-    assert Configuration("lr", "nodes", "depth=2").policies(own)[1] == {
+def test_configuration_sets_the_policy_of_each_node() -> None:
+    template = {"planner": "balanced", "caller": "off", "solver": "strict"}
+    assert Configuration("off", "off").policies(template) == ("off", {})
+    assert Configuration("lr", "nodes").policies(template) == ("balanced", template)
+    assert Configuration("lr", "nodes", "depth=2").policies(template)[1] == {
         "planner": "balanced:depth=2",
         "caller": "off",
         "solver": "strict:depth=2",
     }
-    assert Configuration("random", "random").policies(own)[1] == {
+    assert Configuration("random", "random").policies(template)[1] == {
         "planner": "random",
         "caller": "off",
         "solver": "random",
     }
-    assert Configuration("lr+sd", "exact").policies(own) == (
+    assert Configuration("lr+sd", "exact").policies(template) == (
         "exact",
         {"planner": "exact", "caller": "off", "solver": "exact"},
     )
 
 
-def test_what_a_mode_makes_of_the_chat_model() -> None:
+def test_mode_sets_the_fields_of_the_chat_model() -> None:
     config = BenchConfig(token_speculation="ngram", temperature=0.7, top_p=0.8, top_k=20)
     task = TaskConfig(max_tokens=77, modes=MODES)
-    fields = {configuration.mode: chat_model(config, task, configuration) for configuration in configurations_of(task)}
-    assert {mode: llm.token_speculation for mode, llm in fields.items()} == {
+    models = {configuration.mode: chat_model(config, task, configuration) for configuration in configurations_of(task)}
+    assert {mode: llm.token_speculation for mode, llm in models.items()} == {
         "off": "none",
         "auto": "auto",
         "sd": "ngram",
@@ -326,22 +330,21 @@ def test_what_a_mode_makes_of_the_chat_model() -> None:
         "specreason": "none",
         "random": "none",
     }
-    assert str(fields["specreason"].policy) == "specreason"
-    assert all(llm.max_tokens == 77 for llm in fields.values())
-    assert {(llm.temperature, llm.top_p, llm.top_k) for llm in fields.values()} == {(0.7, 0.8, 20)}
-    forced = {mode for mode, llm in fields.items() if llm.policy_for().forces_speculation}
+    assert str(models["specreason"].policy) == "specreason"
+    assert all(llm.max_tokens == 77 for llm in models.values())
+    assert {(llm.temperature, llm.top_p, llm.top_k) for llm in models.values()} == {(0.7, 0.8, 20)}
+    forced = {mode for mode, llm in models.items() if llm.policy_for().forces_speculation}
     assert forced == {"lr", "lr+sd", "lr+shared_draft", "specreason", "random"}
-    fixed = BenchConfig(precision="bf16")
+    bf16 = BenchConfig(precision="bf16")
     precisions = {
-        configuration.mode: chat_model(fixed, task, configuration).precision
-        for configuration in configurations_of(task)
+        configuration.mode: chat_model(bf16, task, configuration).precision for configuration in configurations_of(task)
     }
-    assert precisions.pop("auto") == "auto", "it chooses for itself"
+    assert precisions.pop("auto") == "auto", "the automatic configuration chooses the precision"
     assert set(precisions.values()) == {"bf16"}
     with_variants = task.model_copy(update={"modes": ("off", "auto"), "variants": ("off int8", "off fp32")})
     configurations = configurations_of(with_variants)
     assert [configuration.name for configuration in configurations] == ["off", "off int8", "off fp32", "auto"]
-    assert [chat_model(fixed, with_variants, configuration).precision for configuration in configurations] == [
+    assert [chat_model(bf16, with_variants, configuration).precision for configuration in configurations] == [
         "bf16",
         "int8",
         "fp32",
@@ -349,7 +352,7 @@ def test_what_a_mode_makes_of_the_chat_model() -> None:
     ]
 
 
-def test_on_a_gpu_the_target_alone_is_the_pairs_own_engine() -> None:
+def test_off_shares_its_runtime_with_lr_on_gpus_only() -> None:
     task = TaskConfig(modes=("off", "sd", "lr", "specreason"))
 
     def runtimes(config: BenchConfig, on_cpu: bool) -> dict[str, Any]:
@@ -360,14 +363,14 @@ def test_on_a_gpu_the_target_alone_is_the_pairs_own_engine() -> None:
 
     on_cpu = runtimes(BenchConfig(), True)
     assert on_cpu["lr"] is on_cpu["specreason"]
-    assert on_cpu["off"] is not on_cpu["lr"], "it has all cores"
+    assert on_cpu["off"] is not on_cpu["lr"], "the target alone has all cores"
     for config in (BenchConfig(), BenchConfig(model="Qwen/Qwen3-32B", draft_model="Qwen/Qwen3-1.7B")):
         on_gpu = runtimes(config, False)
         assert on_gpu["off"] is on_gpu["lr"]
         assert on_gpu["sd"] is not on_gpu["lr"]
 
 
-def test_off_is_off_in_every_node_whatever_the_chat_model_has(tmp_path: Path) -> None:
+def test_mode_off_overrides_the_node_policies_of_the_chat_model(tmp_path: Path) -> None:
     def make(config: BenchConfig, task: TaskConfig, configuration: Configuration) -> ChatLookahead:
         return scripted_chat("We think.\n\nAnswer: 14", policy="exact", policies={"sampler": "fast"}, streaming=True)
 
@@ -402,20 +405,20 @@ def test_off_is_off_in_every_node_whatever_the_chat_model_has(tmp_path: Path) ->
         ({"tasks": [{"variants": ["auto int8"]}]}, "'auto int8' is no variant"),
     ],
 )
-def test_benchmarks_that_cannot_be(fields: dict[str, Any], message: str) -> None:
+def test_invalid_benchmarks_are_rejected(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         make_config(fields)
 
 
 @pytest.mark.parametrize("name", packaged_configs())
-def test_the_packaged_configurations_are_whole(name: str) -> None:
+def test_packaged_configs_state_a_purpose_and_measure_speculation(name: str) -> None:
     config = load_config(name)
-    assert packaged_configs()[name].read_text(encoding="utf-8").startswith("# "), "its purpose"
+    assert packaged_configs()[name].read_text(encoding="utf-8").startswith("# "), "the first comment states the purpose"
     for task in config.tasks:
         assert {configuration.mode for configuration in configurations_of(task)} & {"auto", "lr"}
 
 
-def test_configurations_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_configs_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="give a TOML file, or one of cpu"):
         load_config("nowhere")
     file = tmp_path / "b.toml"

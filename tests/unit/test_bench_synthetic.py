@@ -1,4 +1,4 @@
-"""The benchmark with acceptance that is drawn."""
+"""`bench synthetic`, in which random draws decide whether a step is accepted."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ STEP = Step((1,), "x", StepEnd.DELIMITER)
 SMALL = SyntheticSettings(modes=("off", "lr"), alphas=(0.5,), depths=(2,), step_tokens=4, steps=9, repeats=2)
 
 
-class _Same:
-    """Writes the one token that is allowed, for as long as it may."""
+class _OneTokenEngine:
+    """Generates the only allowed token up to `max_tokens`."""
 
     def __init__(self, tokenizer: ScriptedTokenizer, role: str) -> None:
         self._tokenizer = tokenizer
@@ -71,11 +71,11 @@ class _Same:
             self.running -= 1
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """The engine holds no resources."""
 
 
 class ScriptedPair:
-    """Two models that are as fast as can be."""
+    """A pair of models that generate a token in a fraction of a millisecond."""
 
     draft_folder = Path("small")
     draft_quantization: str | None = None
@@ -94,47 +94,49 @@ class ScriptedPair:
         self.fails_with: str | None = None
 
     @contextmanager
-    def engine(self, role: str, cores: str | None, **arguments: Any) -> Iterator[_Same]:
+    def engine(self, role: str, cores: str | None, **arguments: Any) -> Iterator[_OneTokenEngine]:
         method = arguments.get("speculative_config", {}).get("method")
         if self.fails or (method is not None and method == self.fails_with):
             raise EngineError("no engine today")
         self.started.append((role, cores, arguments))
         self.open += 1
-        yield _Same(self.tokenizer, role)
+        yield _OneTokenEngine(self.tokenizer, role)
         self.open -= 1
 
 
-def bench(pair: ScriptedPair, what: SyntheticSettings, out: Path) -> SyntheticBench:
-    return SyntheticBench(pair, what, out)  # type: ignore[arg-type]
+def bench(pair: ScriptedPair, settings: SyntheticSettings, out: Path) -> SyntheticBench:
+    return SyntheticBench(pair, settings, out)  # type: ignore[arg-type]
 
 
-def test_steps_end_by_count_and_draws_decide(tmp_path: Path) -> None:
+def test_steps_have_a_fixed_length_and_draws_decide_acceptance(tmp_path: Path) -> None:
     pair = ScriptedPair()
-    measured = bench(pair, SMALL, tmp_path / "rows.jsonl")
-    assert measured.total == 4
-    assert measured.run(LogProgress())
+    benchmark = bench(pair, SMALL, tmp_path / "rows.jsonl")
+    assert benchmark.total == 4
+    assert benchmark.run(LogProgress())
     assert pair.open == 0
-    rows = measured.rows()
+    rows = benchmark.rows()
     assert [(row.mode, row.repeat) for row in rows] == [("off", 0), ("lr", 0), ("off", 1), ("lr", 1)]
     for row in rows:
         assert row.tokens["target"]["committed"] + row.tokens["draft"]["committed"] == SMALL.tokens
         assert row.seconds_per_token > 0
-    looked = [row for row in rows if row.mode == "lr"]
-    assert all(row.steps == SMALL.steps - 1 for row in looked), "the last step is nobody's to accept"
-    assert all(row.judged + row.late == row.steps for row in looked)
-    assert all(row.accepted <= row.judged for row in looked)
-    drawn = [_accepted(row.repeat, position) for row in looked for position in range(row.steps)]
-    assert any(drawn)
-    assert not all(drawn), "both happen with this seed"
-    if not any(row.late for row in looked):
-        assert [row.accepted for row in looked] == [sum(drawn[: SMALL.steps - 1]), sum(drawn[SMALL.steps - 1 :])]
+    speculative = [row for row in rows if row.mode == "lr"]
+    assert all(row.steps == SMALL.steps - 1 for row in speculative), "the last step is not counted"
+    assert all(row.judged + row.late == row.steps for row in speculative)
+    assert all(row.accepted <= row.judged for row in speculative)
+    draws = [_accepted(row.repeat, position) for row in speculative for position in range(row.steps)]
+    assert any(draws)
+    assert not all(draws), "this seed accepts some steps and rejects others"
+    if not any(row.late for row in speculative):
+        assert [row.accepted for row in speculative] == [sum(draws[: SMALL.steps - 1]), sum(draws[SMALL.steps - 1 :])]
     assert _started(pair) == {("target", "0", None), ("draft", "1", None), ("target", "0-1", None)}
 
 
 def _started(pair: ScriptedPair) -> set[tuple[str, str | None, str | None]]:
-    """Role, cores and token-level method of each engine; they start at the same time."""
-    engines = [(role, cores, given.get("speculative_config", {}).get("method")) for role, cores, given in pair.started]
-    assert len(set(engines)) == len(engines), "each once"
+    """Role, cores and token speculation of each engine, as a set since engines start concurrently."""
+    engines = [
+        (role, cores, options.get("speculative_config", {}).get("method")) for role, cores, options in pair.started
+    ]
+    assert len(set(engines)) == len(engines), "each engine starts once"
     return set(engines)
 
 
@@ -143,7 +145,7 @@ def _accepted(repeat: int, position: int) -> bool:
     return asyncio.run(ChanceByPosition(0.5, SMALL.seed).verify(pair)).accepted
 
 
-def test_a_run_that_is_cut_short_goes_on(tmp_path: Path) -> None:
+def test_interrupted_benchmark_resumes_and_rejects_other_settings(tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
     assert not bench(ScriptedPair(), SMALL, out).run(LogProgress(), seconds=1e-9)
     broken = ScriptedPair()
@@ -153,8 +155,8 @@ def test_a_run_that_is_cut_short_goes_on(tmp_path: Path) -> None:
     assert bench(ScriptedPair(), SMALL, out).run(LogProgress())
     lines = out.read_text().splitlines()
     out.write_text("\n".join(lines[:3]) + "\n" + lines[3][:40])
-    again = ScriptedPair()
-    assert bench(again, SMALL, out).run(LogProgress())
+    resumed = ScriptedPair()
+    assert bench(resumed, SMALL, out).run(LogProgress())
     assert len(out.read_text().splitlines()) == 4
     assert len({row.key for row in bench(ScriptedPair(), SMALL, out).rows()}) == 4
     with pytest.raises(ConfigurationError, match="results of other settings"):
@@ -164,84 +166,84 @@ def test_a_run_that_is_cut_short_goes_on(tmp_path: Path) -> None:
         bench(ScriptedPair(), SMALL, out)
 
 
-def test_all_engines_are_loaded_together(tmp_path: Path) -> None:
-    every = SyntheticSettings(
+def test_each_engine_loads_once_for_all_modes(tmp_path: Path) -> None:
+    settings = SyntheticSettings(
         alphas=(1.0,), depths=(1,), step_tokens=2, steps=2, repeats=2, token_alpha=0.5, draft_tokens=3
     )
     gpu = ScriptedPair(divided=False)
-    measured = bench(gpu, every, tmp_path / "gpu.jsonl")
-    assert measured.run(LogProgress())
+    benchmark = bench(gpu, settings, tmp_path / "gpu.jsonl")
+    assert benchmark.run(LogProgress())
     targets = {("target", "0", method) for method in (None, "draft_model", "custom_class")}
-    assert _started(gpu) == targets | {("draft", "1", None)}, "the target alone is the one of lr"
+    assert _started(gpu) == targets | {("draft", "1", None)}, "the modes off and lr share a target"
     (shared_draft,) = (
-        given["speculative_config"]
-        for *_, given in gpu.started
-        if given.get("speculative_config", {}).get("method") == "custom_class"
+        arguments["speculative_config"]
+        for *_, arguments in gpu.started
+        if arguments.get("speculative_config", {}).get("method") == "custom_class"
     )
     assert shared_draft["synthetic_acceptance_rates"] == [0.5, 0.25, 0.125]
     assert shared_draft["num_speculative_tokens"] == 3
     modes = ["off", "sd", "lr", "lr+sd", "shared_draft", "lr+shared_draft"]
-    assert [(row.mode, row.repeat) for row in measured.rows()] == [(mode, n) for n in (0, 1) for mode in modes]
-    assert [one.config.mode for one in results(measured.rows(), every, None)] == modes[1:]
+    assert [(row.mode, row.repeat) for row in benchmark.rows()] == [(mode, n) for n in (0, 1) for mode in modes]
+    assert [result.config.mode for result in results(benchmark.rows(), settings, None)] == modes[1:]
 
 
-def test_modes_without_an_engine_are_left_out(tmp_path: Path) -> None:
-    every = SyntheticSettings(alphas=(1.0,), depths=(1,), step_tokens=2, steps=2, repeats=1)
+def test_modes_whose_engine_fails_are_skipped_until_a_rerun(tmp_path: Path) -> None:
+    settings = SyntheticSettings(alphas=(1.0,), depths=(1,), step_tokens=2, steps=2, repeats=1)
     out = tmp_path / "rows.jsonl"
     broken = ScriptedPair(divided=False)
     broken.fails_with = "custom_class"
     with pytest.raises(EngineError, match="shared_draft: no engine today"):
-        bench(broken, every, out).run(LogProgress())
+        bench(broken, settings, out).run(LogProgress())
     assert broken.open == 0
-    measured = bench(ScriptedPair(divided=False), every, out)
-    assert [row.mode for row in measured.rows()] == ["off", "sd", "lr", "lr+sd"]
-    assert measured.run(LogProgress())
-    assert [row.mode for row in measured.rows()][4:] == ["shared_draft", "lr+shared_draft"], "a rerun goes on"
+    benchmark = bench(ScriptedPair(divided=False), settings, out)
+    assert [row.mode for row in benchmark.rows()] == ["off", "sd", "lr", "lr+sd"]
+    assert benchmark.run(LogProgress())
+    assert [row.mode for row in benchmark.rows()][4:] == ["shared_draft", "lr+shared_draft"], "a rerun resumes"
 
 
-def test_an_engine_that_hangs_ends_its_mode(tmp_path: Path) -> None:
+def test_timeout_of_a_measurement_ends_its_mode(tmp_path: Path) -> None:
     pair = ScriptedPair(divided=False)
-    measured = SyntheticBench(pair, SMALL, tmp_path / "rows.jsonl", longest=1e-6)  # type: ignore[arg-type]
+    benchmark = SyntheticBench(pair, SMALL, tmp_path / "rows.jsonl", longest=1e-6)  # type: ignore[arg-type]
     with pytest.raises(EngineError, match=r"off: .*not done after 1e-06 s; lr: "):
-        measured.run(LogProgress())
-    assert measured.rows() == []
+        benchmark.run(LogProgress())
+    assert benchmark.rows() == []
 
 
-def test_costs_are_measured_with_the_engines_that_are_there(tmp_path: Path) -> None:
-    open_then: list[int] = []
+def test_costs_are_measured_once_and_with_loaded_engines_if_possible(tmp_path: Path) -> None:
+    open_count: list[int] = []
     for modes in (("off", "lr"), ("sd",)):
         pair = ScriptedPair(divided="lr" in modes)
-        what = SyntheticSettings(modes=modes, alphas=(1.0,), depths=(1,), step_tokens=2, steps=2, repeats=1)
+        settings = SyntheticSettings(modes=modes, alphas=(1.0,), depths=(1,), step_tokens=2, steps=2, repeats=1)
         out = tmp_path / f"{modes[-1]}.jsonl"
-        assert not bench(pair, what, out).run(LogProgress(), 1e-9, lambda: open_then.append(-1))
-        assert bench(pair, what, out).run(LogProgress(), None, lambda pair=pair: open_then.append(pair.open))
-        assert bench(pair, what, out).run(LogProgress(), None, lambda: open_then.append(-2)), "nothing else is missing"
-    assert open_then == [3, -2, 0, -2]
+        assert not bench(pair, settings, out).run(LogProgress(), 1e-9, lambda: open_count.append(-1))
+        assert bench(pair, settings, out).run(LogProgress(), None, lambda pair=pair: open_count.append(pair.open))
+        assert bench(pair, settings, out).run(LogProgress(), None, lambda: open_count.append(-2)), "only costs are left"
+    assert open_count == [3, -2, 0, -2]
 
 
-def test_batches_whose_costs_are_needed() -> None:
+def test_batch_sizes_follow_from_depths_draft_tokens_and_replies() -> None:
     assert SyntheticSettings(modes=("off", "lr"), depths=(1, 2, 4)).batches == [1, 4]
     assert SyntheticSettings(modes=("off", "lr"), depths=(2,), replies=(1, 3)).batches == [1, 4, 16]
     assert SyntheticSettings(modes=("sd",), depths=(16,), draft_tokens=4).batches == [1, 4, 16]
-    assert SyntheticSettings(depths=(8,), replies=(32,)).batches[-1] == 64, "the most"
+    assert SyntheticSettings(depths=(8,), replies=(32,)).batches[-1] == 64, "64 is the largest batch"
 
 
-def test_tokens_are_not_drawn_where_vllm_cannot(tmp_path: Path) -> None:
+def test_token_speculation_is_rejected_where_vllm_cannot_draw_it(tmp_path: Path) -> None:
     pair = ScriptedPair()
     with pytest.raises(ConfigurationError, match=r"which sd, shared_draft would need: choose the modes off,lr"):
         bench(pair, SyntheticSettings(modes=("sd", "lr", "shared_draft")), tmp_path / "rows.jsonl")
 
 
-def test_the_draft_is_loaded_as_it_is_quantized(tmp_path: Path) -> None:
+def test_quantization_of_the_draft_reaches_vllm(tmp_path: Path) -> None:
     pair = ScriptedPair(divided=False)
     pair.draft_quantization = "some"
-    only = SyntheticSettings(modes=("sd",), alphas=(1.0,), depths=(1,), step_tokens=2, steps=2, repeats=1)
-    assert bench(pair, only, tmp_path / "rows.jsonl").run(LogProgress())
+    settings = SyntheticSettings(modes=("sd",), alphas=(1.0,), depths=(1,), step_tokens=2, steps=2, repeats=1)
+    assert bench(pair, settings, tmp_path / "rows.jsonl").run(LogProgress())
     assert pair.started[0][2]["speculative_config"]["quantization"] == "some"
 
 
 @given(st.floats(0, 1), st.integers(0, 5))
-def test_draws_keep_their_probability(alpha: float, seed: int) -> None:
+def test_share_of_accepted_draws_is_alpha(alpha: float, seed: int) -> None:
     verifier = ChanceByPosition(alpha, seed)
 
     async def share() -> float:
@@ -252,14 +254,14 @@ def test_draws_keep_their_probability(alpha: float, seed: int) -> None:
 
 
 @given(st.floats(0, 1), st.integers(1, 8))
-def test_vllm_is_given_what_it_takes(alpha: float, draft_tokens: int) -> None:
+def test_synthetic_acceptance_rates_are_probabilities_that_never_rise(alpha: float, draft_tokens: int) -> None:
     rates = synthetic_acceptance(alpha, draft_tokens)["synthetic_acceptance_rates"]
     assert len(rates) == draft_tokens
     assert all(0 <= later <= earlier <= 1 for earlier, later in itertools.pairwise(rates))
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("fields", "message"),
     [
         ({"modes": ()}, "modes"),
         ({"modes": ("fast",)}, "'off', 'sd', 'shared_draft'"),
@@ -270,22 +272,22 @@ def test_vllm_is_given_what_it_takes(alpha: float, draft_tokens: int) -> None:
         ({"steps": 1}, "greater than or equal to 2"),
     ],
 )
-def test_what_cannot_be_measured(wrong: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_rejected(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        SyntheticSettings(**wrong)
+        SyntheticSettings(**fields)
 
 
-def _row(mode: str, pace: float, repeat: int = 0, **more: Any) -> SyntheticRow:
-    way = {"depth": 2, "alpha": 0.5} if mode == "lr" else {"depth": 0, "alpha": 0.0}
+def _row(mode: str, seconds_per_token: float, repeat: int = 0, **changes: Any) -> SyntheticRow:
+    speculation = {"depth": 2, "alpha": 0.5} if mode == "lr" else {"depth": 0, "alpha": 0.0}
     token_counts = {"committed": 10, "rejected": 0, "aborted": 0, "speculative": 0}
     counts = {"steps": 10, "accepted": 4, "judged": 8, "late": 2, "passes": 5, "idle": 0.01, "replies": 1}
     fields = {
         "mode": mode,
-        "seconds_per_token": pace,
+        "seconds_per_token": seconds_per_token,
         "repeat": repeat,
         "tokens": {"target": token_counts, "draft": token_counts},
     }
-    return SyntheticRow.model_validate(fields | way | counts | more)
+    return SyntheticRow.model_validate(fields | speculation | counts | changes)
 
 
 COSTS = MachineCosts(
@@ -296,19 +298,19 @@ COSTS = MachineCosts(
 )
 
 
-def test_results_are_paired_and_held_against_theory() -> None:
+def test_results_pair_repeats_with_the_baseline_and_have_a_prediction() -> None:
     rows = [_row("off", 1.0), _row("lr", 0.5), _row("off", 3.0, 1), _row("lr", 1.0, 1), _row("lr", 9.0, 2)]
-    (found,) = results(rows, SMALL, COSTS)
-    assert found.config == Configuration("lr", 2, 0.5, 1)
-    assert (found.speed, found.least, found.most) == (2.5, 2.0, 3.0)
-    assert found.alpha == 0.5
-    assert found.late == 0.2
-    assert found.tokens_per_pass == 2.0
-    assert found.predicted == predicted_speed(COSTS, Acceptance(0.5, 0.7, 4), "lr", 2, 5)
+    (result,) = results(rows, SMALL, COSTS)
+    assert result.config == Configuration("lr", 2, 0.5, 1)
+    assert (result.speed, result.least, result.most) == (2.5, 2.0, 3.0)
+    assert result.alpha == 0.5
+    assert result.late == 0.2
+    assert result.tokens_per_pass == 2.0
+    assert result.predicted == predicted_speed(COSTS, Acceptance(0.5, 0.7, 4), "lr", 2, 5)
     assert next(results(rows, SMALL, None)).predicted is None
 
 
-def test_predictions() -> None:
+def test_predicted_speed_of_each_mode() -> None:
     half = Acceptance(0.0, 0.5, 10)
     assert predicted_speed(COSTS, half, "off", 0, 1) == 1
     # Two draft tokens of 0.25 s each, a forward pass of 1 s, and 1.75 tokens.
@@ -317,48 +319,48 @@ def test_predictions() -> None:
     assert predicted_speed(COSTS, Acceptance(1.0, 0.5, 10), "lr", 8, 3) == pytest.approx(2.0, rel=0.03), "draft-bound"
     assert predicted_speed(COSTS, half, "lr+sd", 4, 3) == pytest.approx(0.5 * 1.75 / 1.5, rel=0.02)
     assert predicted_speed(COSTS, half, "shared_draft", 0, 5) > 0.5
-    full = COSTS.model_copy(update={"beside": BatchCosts(seconds={1: 2.0, 8: 16.0})})
-    everything = Acceptance(1.0, 0.5, 10)
-    assert predicted_speed(full, everything, "lr", 4, 3, replies=2) < predicted_speed(COSTS, everything, "lr", 4, 3)
+    slow = COSTS.model_copy(update={"beside": BatchCosts(seconds={1: 2.0, 8: 16.0})})
+    every_step = Acceptance(1.0, 0.5, 10)
+    assert predicted_speed(slow, every_step, "lr", 4, 3, replies=2) < predicted_speed(COSTS, every_step, "lr", 4, 3)
 
 
-def test_the_command(tmp_path: Path, measure_with: MeasureWith) -> None:
+def test_bench_synthetic_command(tmp_path: Path, measure_with: MeasureWith) -> None:
     pair: Any = ScriptedPair()
     measure_with(PairMeasurement(lambda *_, **__: pair, lambda *_, **__: COSTS))
     costs, out = tmp_path / "costs.json", tmp_path / "rows.jsonl"
     command = ["bench", "synthetic", "--modes", "lr", "--alphas", "0.5", "--depths", "2", "--step-tokens", "4"]
     command += ["--steps", "9", "--repeats", "1", "--out", str(out)]
-    short = CliRunner().invoke(app, [*command, "--seconds", "1", "--costs", str(costs)])
-    assert short.exit_code == 0, short.output
+    measured = CliRunner().invoke(app, [*command, "--seconds", "1", "--costs", str(costs)])
+    assert measured.exit_code == 0, measured.output
     assert costs.exists()
-    assert "lr" in short.output
-    shown = CliRunner().invoke(app, [*command, "--costs", str(costs), "--json"])
-    (result,) = json.loads(shown.stdout)
-    drawn = result["alpha"]
-    assert 0 < drawn < 1
-    assert result["predicted"] == pytest.approx(predicted_speed(COSTS, Acceptance(drawn, 0.7, 4), "lr", 2, 5))
+    assert "lr" in measured.output
+    rerun = CliRunner().invoke(app, [*command, "--costs", str(costs), "--json"])
+    (result,) = json.loads(rerun.stdout)
+    alpha = result["alpha"]
+    assert 0 < alpha < 1
+    assert result["predicted"] == pytest.approx(predicted_speed(COSTS, Acceptance(alpha, 0.7, 4), "lr", 2, 5))
     report = tmp_path / "reports" / "cpu.md"
     assert CliRunner().invoke(app, [*command, "--costs", str(costs), "--report", str(report)]).exit_code == 0
-    written = report.read_text()
-    assert "big with small" in written
-    assert "| lr | 1 | 2 | 0.5 |" in written
-    assert "| target alone | 1000.0 |" in written
-    assert "![speed by depth](cpu.svg)" in written
+    markdown = report.read_text()
+    assert "big with small" in markdown
+    assert "| lr | 1 | 2 | 0.5 |" in markdown
+    assert "| target alone | 1000.0 |" in markdown
+    assert "![speed by depth](cpu.svg)" in markdown
     assert report.with_suffix(".svg").read_text().startswith("<svg")
-    misnamed = CliRunner().invoke(app, [*command, "--report", "cpu.pdf"])
-    assert "cpu.pdf" in str(misnamed.exception)
+    wrong_suffix = CliRunner().invoke(app, [*command, "--report", "cpu.pdf"])
+    assert "cpu.pdf" in str(wrong_suffix.exception)
     command[-1] = str(tmp_path / "more.jsonl")
     unfinished = CliRunner().invoke(app, [*command, "--repeats", "1000", "--seconds", "1"])
     assert unfinished.exit_code == 75
     assert re.search(r"\b\d{1,3} of 2000 rows are in", unfinished.output), unfinished.output
     for option, value in (("--precision", "int3"), ("--depths", "2.5"), ("--replies", ","), ("--alphas", "half")):
-        wrong = CliRunner().invoke(app, [*command, option, value])
-        assert wrong.exit_code == 2
-        assert value in wrong.output
+        invalid = CliRunner().invoke(app, [*command, option, value])
+        assert invalid.exit_code == 2
+        assert value in invalid.output
 
 
-class _TwoAtOnce(_Same):
-    """Has room for two replies; others wait."""
+class _TwoRequestEngine(_OneTokenEngine):
+    """Runs two requests at once; further ones wait."""
 
     def __init__(self, tokenizer: ScriptedTokenizer) -> None:
         super().__init__(tokenizer, "target")
@@ -370,8 +372,8 @@ class _TwoAtOnce(_Same):
                 yield delta
 
 
-def test_batches_that_are_not_written_at_once_have_no_cost() -> None:
+def test_batches_that_do_not_run_concurrently_have_no_cost() -> None:
     tokenizer = ScriptedTokenizer()
     tokenizer.encode("one two three four")
-    costs = asyncio.run(measure(_TwoAtOnce(tokenizer), (1, 2, 4, 8)))
+    costs = asyncio.run(measure(_TwoRequestEngine(tokenizer), (1, 2, 4, 8)))
     assert list(costs.seconds) == [1, 2]

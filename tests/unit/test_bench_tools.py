@@ -1,4 +1,4 @@
-"""Benchmarks of templates with tools of the user's own, on problems that say how they are checked."""
+"""Benchmarks of templates with the user's tools, on problems that define their check."""
 
 from __future__ import annotations
 
@@ -52,24 +52,24 @@ def problems(tmp_path: Path, *rows: dict[str, Any]) -> Path:
         (None, "Anything.", None),
     ],
 )
-def test_a_problem_says_how_it_is_checked(tmp_path: Path, check: Any, reply: str, correct: bool | None) -> None:
+def test_check_of_a_problem_decides_correctness(tmp_path: Path, check: Any, reply: str, correct: bool | None) -> None:
     (problem,) = read_problems(problems(tmp_path, {"question": "?", "check": check}))
     assert problem.accepts(reply) is correct
 
 
-def test_another_check_is_another_problem() -> None:
-    asked = [Problem("1", "?", None, check={"number": number}) for number in (1, 2)]
-    assert asked[0].fingerprint != asked[1].fingerprint
+def test_fingerprint_depends_on_the_check_and_not_on_the_tools() -> None:
+    checked = [Problem("1", "?", None, check={"number": number}) for number in (1, 2)]
+    assert checked[0].fingerprint != checked[1].fingerprint
     assert Problem("1", "?", "4").fingerprint == Problem("1", "?", "4", ("sql",)).fingerprint
 
 
 @pytest.mark.parametrize("check", [{"number": "many"}, 5, {"text": 5}])
-def test_checks_that_are_none(tmp_path: Path, check: Any) -> None:
+def test_invalid_checks_are_rejected(tmp_path: Path, check: Any) -> None:
     with pytest.raises(ConfigurationError, match="line 1 is no problem"):
         read_problems(problems(tmp_path, {"question": "?", "check": check}))
 
 
-def test_a_run_gets_the_tools_that_its_problem_names_and_a_copy_of_the_folder(shop: Path) -> None:
+def test_run_gets_the_tools_of_its_problem_and_a_copy_of_the_folder(shop: Path) -> None:
     task = TaskConfig(task="react", tools=(f"sql:{shop}/shop.db", f"files:{shop}/files"))
     with tools_of(task, ["sql"]) as tools:
         assert tools is not None
@@ -83,53 +83,53 @@ def test_a_run_gets_the_tools_that_its_problem_names_and_a_copy_of_the_folder(sh
         write.invoke({"name": "note.txt", "text": "after"})
         assert "after" in read.invoke({"name": "note.txt"})
     assert (shop / "files" / "note.txt").read_text() == "before"
-    with tools_of(TaskConfig(task="react")) as none:
-        assert none is None
+    with tools_of(TaskConfig(task="react")) as no_tools:
+        assert no_tools is None
 
 
-def test_a_template_is_run_with_them(shop: Path) -> None:
-    seen: list[str] = []
+def test_template_runs_with_the_tools_of_its_task(shop: Path) -> None:
+    prompts: list[str] = []
 
     def reply(prompt: str) -> str:
-        seen.append(prompt)
+        prompts.append(prompt)
         return "There are 2 pens."
 
     task = TaskConfig(task="react", tools=(f"sql:{shop}/shop.db",))
     answer = solve(task, scripted_chat(reply, policy="off"), "How many pens are there?", None, {})
     assert answer == "There are 2 pens."
-    assert any("sql" in prompt for prompt in seen)
-    assert not any("calculator" in prompt for prompt in seen)
+    assert any("sql" in prompt for prompt in prompts)
+    assert not any("calculator" in prompt for prompt in prompts)
 
 
-def test_what_a_problem_needs_is_checked_before_any_model_is_made(shop: Path) -> None:
+def test_missing_tools_are_reported_before_a_model_is_created(shop: Path) -> None:
     file = problems(shop, {"id": "two", "question": "?", "tools": ["sql", "calculator"]})
 
-    def untouchable(*_: object) -> ChatLookahead:
+    def failing_model(*_: object) -> ChatLookahead:
         raise AssertionError("no model is made for it")
 
     task = TaskConfig(task="react", dataset=str(file), tools=(f"sql:{shop}/shop.db",))
     with pytest.raises(ConfigurationError, match="problem two needs calculator; the tools are sql: add --tools"):
-        Bench(BenchConfig(tasks=(task,)), shop / "rows.jsonl", untouchable)
+        Bench(BenchConfig(tasks=(task,)), shop / "rows.jsonl", failing_model)
     with pytest.raises(ConfigurationError, match="sql:FILE"):
-        Bench(BenchConfig(tasks=(task.model_copy(update={"tools": ("sql:",)}),)), shop / "rows.jsonl", untouchable)
+        Bench(BenchConfig(tasks=(task.model_copy(update={"tools": ("sql:",)}),)), shop / "rows.jsonl", failing_model)
     with pytest.raises(ValueError, match="tools are for templates that call some"):
         TaskConfig(tools=("calculator",))
 
 
-def test_rows_say_with_which_tools_they_were_measured(shop: Path) -> None:
+def test_results_record_the_tools_of_the_task(shop: Path) -> None:
     file = problems(shop, {"id": "one", "question": "How many pens?", "check": {"number": 14}, "tools": ["sql"]})
     needed: list[Any] = []
 
-    def own(task: TaskConfig, llm: ChatLookahead, question: str, seed: int | None, config: Any, *, needs: Any) -> str:
+    def agent(task: TaskConfig, llm: ChatLookahead, question: str, seed: int | None, config: Any, *, needs: Any) -> str:
         needed.append(needs)
         with tools_of(task, needs) as tools:
             return str(create_agent(llm, tools).invoke({"messages": [("user", question)]}, config)["messages"][-1].text)
 
     task = TaskConfig(task="react", dataset=str(file), tools=(f"sql:{shop}/shop.db",))
-    samples = Bench(BenchConfig(tasks=(task,)), shop / "rows.jsonl", scripted_configuration, own).run()
+    samples = Bench(BenchConfig(tasks=(task,)), shop / "rows.jsonl", scripted_configuration, agent).run()
     assert needed == [("sql",), ("sql",)]
     assert [sample.correct for sample in samples] == [True, True]
     assert samples[0].settings["tools"] == [f"sql:{shop}/shop.db"]
-    other = task.model_copy(update={"tools": (f"sql:{shop}/shop.db", "calculator")})
+    more_tools = task.model_copy(update={"tools": (f"sql:{shop}/shop.db", "calculator")})
     with pytest.raises(ConfigurationError, match="results of other settings"):
-        Bench(BenchConfig(tasks=(other,)), shop / "rows.jsonl", scripted_configuration, own)
+        Bench(BenchConfig(tasks=(more_tools,)), shop / "rows.jsonl", scripted_configuration, agent)

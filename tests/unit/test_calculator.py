@@ -29,7 +29,7 @@ from tools.calculator import calculate, calculator
         ("1e3", "1000"),
     ],
 )
-def test_results(expression: str, result: str) -> None:
+def test_results_of_expressions(expression: str, result: str) -> None:
     assert calculate(expression) == result
 
 
@@ -38,18 +38,18 @@ def test_results(expression: str, result: str) -> None:
     ["", "(1 + 2", "1 / 0", "9**9**9", "2**100000", "__import__('os')", "a + 1", "'a' * 3", "[1]", "sqrt(-1)",
      "1 if 1 else 2", "print(1)", "(1).real", "1" * 2000, "max()", "True + 1", "abs(1, 2)", "5 % 0"],
 )  # fmt: skip
-def test_what_is_not_arithmetic(expression: str) -> None:
+def test_input_that_is_not_arithmetic_raises_a_value_error(expression: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         calculate(expression)
 
 
 @given(st.text(alphabet="0123456789.+-*/%^() ,emaxsqrt", max_size=30))
-def test_only_value_errors_come_out(expression: str) -> None:
+def test_arbitrary_input_raises_only_value_errors(expression: str) -> None:
     with contextlib.suppress(ValueError):
         assert calculate(expression)
 
 
-def test_as_a_tool_it_reports_errors_to_the_model() -> None:
+def test_tool_returns_errors_to_the_model() -> None:
     assert calculator.invoke({"expression": "2 + 3"}) == "5"
     message = calculator.invoke({"name": "calculator", "args": {"expression": "1/0"}, "id": "1", "type": "tool_call"})
     assert message.status == "error"

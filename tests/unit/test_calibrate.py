@@ -1,4 +1,4 @@
-"""Pairs that are collected, measured and fitted, with engines that follow a script."""
+"""Calibration on scripted engines: step pairs are collected, labelled, scored and fitted."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ from lookahead_agent.verifiers.judge import USER_PROMPT
 from lookahead_agent.verifiers.prefilter import PrefilterVerifier
 
 NAMES = {"target": "big", "draft": "small", "embedding": "mini"}
-TOKENS = ScriptedTokenizer()  # one for all: rows have tokens, and each tokenizer gives out its own
+TOKENS = ScriptedTokenizer()  # shared: rows contain token ids, and each tokenizer assigns its own
 REPLY = ["Three boxes of four.\n\n", "3 * 4 = 12\n\n", "The answer is 12."]
 
 
-class Similar(EqualTextEmbedder):
-    """Finds everything rather similar."""
+class SimilarEmbedder(EqualTextEmbedder):
+    """Returns a high similarity for different texts."""
 
     async def similarity(self, first: str, second: str) -> float:
         return 1.0 if first == second else 0.8
 
 
-def _target(prompt: str, begun: str) -> Sequence[ScriptedStep]:
-    if "I forget it" in begun:
-        return [ScriptedStep("The answer is 7.")] if "answer" not in begun else []
-    return [ScriptedStep(each) for each in REPLY[begun.count("\n\n") :]]
+def _target(prompt: str, prefix: str) -> Sequence[ScriptedStep]:
+    if "I forget it" in prefix:
+        return [ScriptedStep("The answer is 7.")] if "answer" not in prefix else []
+    return [ScriptedStep(each) for each in REPLY[prefix.count("\n\n") :]]
 
 
-def _draft(prompt: str, begun: str) -> Sequence[ScriptedStep]:
-    number = begun.count("\n\n")
+def _draft(prompt: str, prefix: str) -> Sequence[ScriptedStep]:
+    number = prefix.count("\n\n")
     if "forget" in prompt:
         return [ScriptedStep("I forget it.\n\n")]
     if "false" in prompt:
@@ -66,7 +66,7 @@ def _draft(prompt: str, begun: str) -> Sequence[ScriptedStep]:
 
 
 def scripted(target: Callable[[str, str], Sequence[ScriptedStep]] = _target, **more: Any) -> ChatLookahead:
-    engines = EngineSet(ScriptedEngine(TOKENS, target), ScriptedEngine(TOKENS, _draft), Similar(), names=NAMES)
+    engines = EngineSet(ScriptedEngine(TOKENS, target), ScriptedEngine(TOKENS, _draft), SimilarEmbedder(), names=NAMES)
     return ChatLookahead(engines=engines, policy="random", temperature=0.0, **more)
 
 
@@ -77,7 +77,7 @@ def problems(count: int = 8, answer: str | None = "12") -> list[Problem]:
     return [Problem(f"p{number}", f"How many, {KINDS[number % 4]} {number}?", answer) for number in range(count)]
 
 
-def collected(
+def collect_pairs(
     out: Path, count: int = 8, answer: str | None = "12", llm: ChatLookahead | None = None, *measures: Measure
 ) -> dict[str, LabelledPair]:
     collector = Collector(
@@ -88,8 +88,8 @@ def collected(
 
 
 @pytest.mark.parametrize("answer", ["12", None])
-def test_pairs_are_labelled_by_what_follows(tmp_path: Path, answer: str | None) -> None:
-    pairs = collected(tmp_path / "pairs.jsonl", answer=answer)
+def test_pairs_are_labelled_by_the_outcomes_of_their_continuations(tmp_path: Path, answer: str | None) -> None:
+    pairs = collect_pairs(tmp_path / "pairs.jsonl", answer=answer)
     labels = {problem.question.split()[2]: pairs[problem.id].changes_outcome for problem in problems()}
     assert labels == {"plain": False, "forget": True, "false": True, "reword": False}
     for pair in pairs.values():
@@ -100,38 +100,38 @@ def test_pairs_are_labelled_by_what_follows(tmp_path: Path, answer: str | None) 
         assert row.reply.startswith(row.before + row.target.text)
         assert row.positions >= row.position >= 0
         if row.pair.same_text or false_only_in(row.pair.draft.text, row.pair.target.text):
-            assert pair.outcomes is None, "nobody has to ask"
+            assert pair.outcomes is None, "no continuation is needed"
             continue
         assert pair.outcomes is not None
         assert pair.outcomes.answer == "12"
-        errors = pair.changes_outcome
-        assert len(pair.outcomes.draft) == len(pair.outcomes.target) == (16 if errors else 4)
+        changes_outcome = pair.changes_outcome
+        assert len(pair.outcomes.draft) == len(pair.outcomes.target) == (16 if changes_outcome else 4)
         assert set(pair.outcomes.target) == {True}
     pair = pairs["p2"].row.pair
     assert false_only_in(pair.draft.text, pair.target.text) == ["3 * 4 = 13"]
 
 
-def _gone(prompt: str, begun: str) -> Sequence[ScriptedStep]:
-    """The target, which fails as it goes on from a draft step of the second turn of problems."""
-    if "forget 9" in prompt and "I forget it" in begun:
+def _failing_target(prompt: str, prefix: str) -> Sequence[ScriptedStep]:
+    """The target, which fails while it continues a draft step of the problem p9."""
+    if "forget 9" in prompt and "I forget it" in prefix:
         raise EngineError("gone")
-    return _target(prompt, begun)
+    return _target(prompt, prefix)
 
 
-def test_a_run_that_is_cut_short_goes_on(tmp_path: Path) -> None:
-    whole = collected(tmp_path / "whole.jsonl", 12)
+def test_interrupted_collection_resumes_and_rejects_other_settings(tmp_path: Path) -> None:
+    complete = collect_pairs(tmp_path / "whole.jsonl", 12)
     out = tmp_path / "pairs.jsonl"
     with pytest.raises(EngineError, match="gone"):
-        Collector(scripted(_gone), problems(12), out, at_once=3).run(LogProgress())
+        Collector(scripted(_failing_target), problems(12), out, at_once=3).run(LogProgress())
     assert 0 < len(RowFile(out).rows) < len(RowFile(tmp_path / "whole.jsonl").rows)
-    again = collected(out, 12)
-    assert {name: pair.changes_outcome for name, pair in again.items()} == {
-        name: pair.changes_outcome for name, pair in whole.items()
+    resumed = collect_pairs(out, 12)
+    assert {name: pair.changes_outcome for name, pair in resumed.items()} == {
+        name: pair.changes_outcome for name, pair in complete.items()
     }
     rows = out.read_text().splitlines()
     assert sum('"kind": "pair"' in row for row in rows) == 12
-    collected(out, 12)
-    assert out.read_text().splitlines() == rows, "nothing is done twice"
+    collect_pairs(out, 12)
+    assert out.read_text().splitlines() == rows, "a rerun adds no row"
     with pytest.raises(ConfigurationError, match="other settings"):
         Collector(scripted(), problems(), out, seed=1)
     with pytest.raises(ConfigurationError, match="is another in"):
@@ -143,40 +143,40 @@ def test_a_run_that_is_cut_short_goes_on(tmp_path: Path) -> None:
         Collector(other, problems(13), out).run(LogProgress())
 
 
-def test_what_cannot_be_collected(tmp_path: Path) -> None:
-    alone = scripted()
-    assert alone.engines is not None
-    alone.engines.draft = None
+def test_missing_draft_and_unknown_rows_are_rejected(tmp_path: Path) -> None:
+    no_draft = scripted()
+    assert no_draft.engines is not None
+    no_draft.engines.draft = None
     with pytest.raises(ConfigurationError, match="no draft model"):
-        Collector(alone, problems(), tmp_path / "pairs.jsonl").run(LogProgress())
+        Collector(no_draft, problems(), tmp_path / "pairs.jsonl").run(LogProgress())
     (tmp_path / "other.jsonl").write_text('{"kind": "sample"}\n')
     with pytest.raises(ConfigurationError, match="none of `lookahead-agent calibrate`"):
         labelled_pairs(RowFile(tmp_path / "other.jsonl").rows)
 
 
-def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collect_and_fit_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = copy_context()
     context.run(CHAT_CLASS.set, lambda **fields: scripted())
     monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", str(tmp_path / "cache"))
     dataset, out = tmp_path / "problems.jsonl", tmp_path / "pairs.jsonl"
     dataset.write_text(
         "".join(
-            json.dumps({"id": each.id, "question": each.question, "answer": each.answer}) + "\n"
-            for each in problems(160)
+            json.dumps({"id": problem.id, "question": problem.question, "answer": problem.answer}) + "\n"
+            for problem in problems(160)
         )
     )
     assert len(read_problems(dataset)) == 160
 
     def call(*arguments: str, code: int = 0, **more: Any) -> str:
-        done = context.run(CliRunner().invoke, app, ["calibrate", *arguments], **more)
-        assert done.exit_code == code, done.output
-        return done.output
+        result = context.run(CliRunner().invoke, app, ["calibrate", *arguments], **more)
+        assert result.exit_code == code, result.output
+        return result.output
 
-    said = call("collect", "--dataset", str(dataset), "--out", str(out))
-    assert "160 pairs: 40 of the same text, 80 change the outcome, 0 not known yet" in said
-    unmeasured = CliRunner().invoke(app, ["calibrate", "fit", str(out), "--verifiers", "judge"])
-    assert isinstance(unmeasured.exception, ConfigurationError)
-    assert "calibrate collect --measures p_aligned" in str(unmeasured.exception)
+    output = call("collect", "--dataset", str(dataset), "--out", str(out))
+    assert "160 pairs: 40 of the same text, 80 change the outcome, 0 not known yet" in output
+    without_scores = CliRunner().invoke(app, ["calibrate", "fit", str(out), "--verifiers", "judge"])
+    assert isinstance(without_scores.exception, ConfigurationError)
+    assert "calibrate collect --measures p_aligned" in str(without_scores.exception)
     fitted = json.loads(call("fit", str(out), "--json"))
     assert fitted[0]["models"] == {"target": "big", "draft": "small", "embedding": "mini"}
     assert fitted[0]["policy"] == {"verifier": "embedding", "same_numbers": True, "similarity": fitted[0]["threshold"]}
@@ -185,14 +185,14 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found, reason, _ = find_certificate(fitted[0]["risk"], NAMES, {})
     assert found == Certificate.model_validate(fitted[0])
     assert reason == found.describe()
-    for wrong in (
+    for invalid in (
         ["fit", str(out), "--verifiers", "guess"],
         ["collect", "--dataset", str(dataset), "--measures", "guess"],
     ):
-        assert "guess: choose of" in call(*wrong, code=2)
+        assert "guess: choose of" in call(*invalid, code=2)
 
 
-def _pair(score: float, errors: bool, text: str = "another") -> LabelledPair:
+def _pair(score: float, changes_outcome: bool, text: str = "another") -> LabelledPair:
     step = Step(token_ids=(1,), text=text, end=StepEnd.DELIMITER)
     row = PairRow(
         problem="p",
@@ -203,15 +203,15 @@ def _pair(score: float, errors: bool, text: str = "another") -> LabelledPair:
         target=step,
         settings={"models": NAMES, "precision": {}, "delimiter": "\n\n"},
     )
-    outcomes = OutcomesRow(problem="p", answer="1", draft=[not errors] * 16, target=[True] * 16)
+    outcomes = OutcomesRow(problem="p", answer="1", draft=[not changes_outcome] * 16, target=[True] * 16)
     return LabelledPair(row=row, outcomes=outcomes, scores={"similarity": score, "p_aligned": 1 - score})
 
 
 def pair_rows(harmless: int = 30, errors: int = 10) -> list[dict[str, Any]]:
-    """Rows of a file of pairs, which are labelled and measured."""
+    """Rows of a file of labelled and scored pairs."""
     rows: list[dict[str, Any]] = []
     for number in range(harmless + errors):
-        pair = _pair(0.9 if number < harmless else 0.2, errors=number >= harmless)
+        pair = _pair(0.9 if number < harmless else 0.2, changes_outcome=number >= harmless)
         pair.scores["p_swapped"] = pair.scores["p_aligned"]
         assert pair.outcomes is not None
         problem = {"problem": f"p{number}"}
@@ -223,9 +223,9 @@ def pair_rows(harmless: int = 30, errors: int = 10) -> list[dict[str, Any]]:
     return rows
 
 
-def test_scores_of_both_orders_and_of_the_cascade() -> None:
+def test_scores_of_both_orders_and_the_cascade() -> None:
     pair = _pair(0.7, False)
-    assert CANDIDATES["both orders"].score(pair) is None, "one order was not asked"
+    assert CANDIDATES["both orders"].score(pair) is None, "the swapped order has no score"
     assert CANDIDATES["judge"].score(pair) == pytest.approx(0.3)
     for p_swapped, lower in ((0.1, 0.1), (0.8, 0.3)):
         pair.scores["p_swapped"] = p_swapped
@@ -240,47 +240,47 @@ def test_scores_of_both_orders_and_of_the_cascade() -> None:
     assert CANDIDATES["both orders"].decides == ("target", "draft", "judge")
 
 
-def test_judges_are_not_mixed_in_a_file(tmp_path: Path) -> None:
+def test_scores_of_another_judge_are_rejected(tmp_path: Path) -> None:
     out = tmp_path / "pairs.jsonl"
-    pairs = collected(out, 4, "12", judging_as("other"), "similarity", "p_aligned")
+    pairs = collect_pairs(out, 4, "12", chat_with_judge("other"), "similarity", "p_aligned")
     assert {pair.judge for pair in pairs.values()} == {"other"}
     assert all(pair.scores.keys() == {"similarity", "p_aligned"} for pair in pairs.values())
     with pytest.raises(ConfigurationError, match="other has judged these pairs, and not the target"):
-        collected(out, 4, "12", judging_as(None), "p_swapped")
+        collect_pairs(out, 4, "12", chat_with_judge(None), "p_swapped")
     before = out.read_text()
-    swapped = collected(out, 4, "12", judging_as("other"), "p_swapped")
+    swapped = collect_pairs(out, 4, "12", chat_with_judge("other"), "p_swapped")
     assert all(pair.scores["p_swapped"] == 0.9 for pair in swapped.values())
-    assert out.read_text().startswith(before), "what is there is kept"
+    assert out.read_text().startswith(before), "earlier rows are kept"
 
 
-def judging_as(name: str | None) -> ChatLookahead:
-    """A chat model with a judge that says yes to everything."""
+def chat_with_judge(name: str | None) -> ChatLookahead:
+    """A chat model whose judge accepts every pair."""
     llm = scripted()
     assert llm.engines is not None
-    llm.engines.judge = Measured({"p_aligned": 0.9, "p_swapped": 0.9}, drafted="")
+    llm.engines.judge = RecordedModels({"p_aligned": 0.9, "p_swapped": 0.9}, draft_text="")
     if name is not None:
         llm.engines = EngineSet(
-            llm.engines.target, llm.engines.draft, Similar(), llm.engines.judge, names=NAMES | {"judge": name}
+            llm.engines.target, llm.engines.draft, SimilarEmbedder(), llm.engines.judge, names=NAMES | {"judge": name}
         )
         return ChatLookahead(engines=llm.engines, policy="random", temperature=0.0)
     return llm
 
 
-class Measured:
-    """Embedder and judge of one pair, as they were when it was measured."""
+class RecordedModels:
+    """Embedder and judge that repeat the recorded scores of one pair."""
 
-    def __init__(self, scores: dict[str, float], drafted: str) -> None:
+    def __init__(self, scores: dict[str, float], draft_text: str) -> None:
         self._scores = scores
-        self._drafted = drafted
+        self._draft_text = draft_text
 
     async def similarity(self, first: str, second: str) -> float:
         return self._scores["similarity"]
 
     async def first_token_probabilities(self, messages: Sequence[Mapping[str, str]]) -> Mapping[str, float]:
-        asked = USER_PROMPT.partition("{draft}")[0].rpartition("{target}")[2]
-        in_place = messages[-1]["content"].partition(asked)[2].startswith(self._drafted)
-        yes = self._scores["p_aligned" if in_place else "p_swapped"]
-        return {"yes": yes, "no": 1 - yes}
+        before_draft = USER_PROMPT.partition("{draft}")[0].rpartition("{target}")[2]
+        draft_order = messages[-1]["content"].partition(before_draft)[2].startswith(self._draft_text)
+        probability = self._scores["p_aligned" if draft_order else "p_swapped"]
+        return {"yes": probability, "no": 1 - probability}
 
 
 SHARES = st.integers(0, 100).map(lambda percent: percent / 100)
@@ -294,12 +294,12 @@ SHARES = st.integers(0, 100).map(lambda percent: percent / 100)
     p_swapped=SHARES,
     threshold=SHARES,
 )
-def test_a_recorded_score_decides_as_the_verifier_does(name: str, text: str, threshold: float, **scores: float) -> None:
+def test_recorded_score_decides_like_the_verifier(name: str, text: str, threshold: float, **scores: float) -> None:
     pair = _pair(0.5, False, text=text)
     pair.scores.update(scores)
     recorded = CANDIDATES[name].score(pair)
     assert recorded is not None
-    models = Measured(scores, drafted="own")
+    models = RecordedModels(scores, draft_text="own")
     engines = EngineSet(ScriptedEngine(TOKENS, _target), ScriptedEngine(TOKENS, _draft), models, models, names=NAMES)
     verifier = engines.verifier(CANDIDATES[name].policy(threshold))
     assert isinstance(verifier, PrefilterVerifier)
@@ -307,51 +307,51 @@ def test_a_recorded_score_decides_as_the_verifier_does(name: str, text: str, thr
     assert verdict.accepted == (recorded >= threshold), verdict
 
 
-def test_the_verifier_that_accepts_most_is_taken() -> None:
-    good, bad = {f"g{n}": _pair(0.9, False) for n in range(200)}, {f"b{n}": _pair(0.2, True) for n in range(50)}
+def test_best_fit_is_the_verifier_that_accepts_most() -> None:
+    harmless, errors = {f"g{n}": _pair(0.9, False) for n in range(200)}, {f"b{n}": _pair(0.2, True) for n in range(50)}
     candidates = [CANDIDATES["judge"], CANDIDATES["embedding"]]
-    chosen = best(fit(good | bad, candidates), 0.03)
+    chosen = best(fit(harmless | errors, candidates), 0.03)
     assert chosen is not None
     candidate, threshold = chosen
-    assert candidate.name == "embedding", "the judge has it the wrong way round"
+    assert candidate.name == "embedding", "the judge prefers the errors"
     assert (threshold.value, threshold.risk, threshold.accepted) == (0.21, 0.02, 200)
     assert candidate.policy(threshold.value).explain().endswith("a similarity of 0.21 to the target's")
-    assert best(fit(bad | {"g": _pair(0.9, False)}, candidates), 0.2) is None
+    assert best(fit(errors | {"g": _pair(0.9, False)}, candidates), 0.2) is None
 
 
 @pytest.mark.parametrize(("fewer", "name"), [(98, "embedding"), (97, "judge")])
-def test_of_verifiers_that_accept_about_as_many_the_cheaper_is_taken(fewer: int, name: str) -> None:
+def test_best_fit_is_the_cheaper_verifier_if_it_accepts_almost_as_many(fewer: int, name: str) -> None:
     fits = [
-        Fit(CANDIDATES[each], {0.05: Threshold(0.5, 0.05, accepted, 0, 200, 0.05)})
-        for each, accepted in (("judge", 100), ("embedding", fewer))
+        Fit(CANDIDATES[candidate], {0.05: Threshold(0.5, 0.05, accepted, 0, 200, 0.05)})
+        for candidate, accepted in (("judge", 100), ("embedding", fewer))
     ]
     chosen = best(fits, 0.05)
     assert chosen is not None
     assert chosen[0].name == name
 
 
-def test_what_the_target_disputes_is_counted_of_accepted_pairs() -> None:
+def test_disputed_pairs_are_counted_among_accepted_ones() -> None:
     pairs = {f"g{n}": _pair(0.9, False) for n in range(20)} | {"same": _pair(0.9, False, text="own")}
     pairs |= {"low": _pair(0.4, False), "agreed": _pair(0.95, False)}
     for pair in pairs.values():
         pair.scores["p_swapped"] = pair.scores["p_aligned"]
     pairs["agreed"].scores["p_swapped"] = 0.9
 
-    def count(name: str, least: float) -> int | None:
-        return count_disputed(pairs, CANDIDATES[name], Threshold(least, 0.1, 1, 0, 1, 0.1))
+    def count(name: str, threshold: float) -> int | None:
+        return count_disputed(pairs, CANDIDATES[name], Threshold(threshold, 0.1, 1, 0, 1, 0.1))
 
     assert count("embedding", 0.5) == 20
     assert count("embedding", 0.92) == 0
     assert count("judge", 0.5) == 0
     pairs["unasked"] = _pair(0.9, False)
     assert count("embedding", 0.5) is None
-    assert count("embedding", 0.92) == 0, "it is not accepted"
+    assert count("embedding", 0.92) == 0, "the new pair is not accepted"
 
 
-def test_different_results_are_rejected_first_where_the_policy_says_so() -> None:
-    differ = _pair(0.99, True, text="It is 3.")
-    assert CANDIDATES["embedding"].score(differ) == 0.99
-    assert CANDIDATES["embedding+results"].score(differ) == float("-inf")
+def test_results_variant_rejects_different_results_at_any_similarity() -> None:
+    different = _pair(0.99, True, text="It is 3.")
+    assert CANDIDATES["embedding"].score(different) == 0.99
+    assert CANDIDATES["embedding+results"].score(different) == float("-inf")
     assert CANDIDATES["embedding+results"].score(_pair(0.99, True, text=" own ")) == float("inf")
 
 
@@ -376,7 +376,7 @@ def certificate(**changes: Any) -> Certificate:
     return Certificate.model_validate(fields | changes)
 
 
-def test_certificates_are_of_models_and_precisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_certificates_match_models_precision_and_delimiter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", str(tmp_path))
     precision = certificate().precision
     assert find_certificate(0.02, NAMES, precision)[0] is None
@@ -384,7 +384,7 @@ def test_certificates_are_of_models_and_precisions(tmp_path: Path, monkeypatch: 
     keep([certificate(precision={})])
     assert len(certificates(NAMES)) == 3
     keep([certificate(precision={}, threshold=0.95)])
-    assert len(certificates(NAMES)) == 3, "in place of the one before"
+    assert len(certificates(NAMES)) == 3, "the new certificate replaces the old one"
     for risk, similarity in ((0.02, 0.9), (0.06, 0.8)):
         found, reason, _ = find_certificate(risk, NAMES, precision)
         assert found is not None
@@ -394,54 +394,54 @@ def test_certificates_are_of_models_and_precisions(tmp_path: Path, monkeypatch: 
         assert tightened
         assert next_best == (certificates(NAMES)[0] if risk > 0.02 else None)
         assert reason.endswith("accepted steps are disputed more often than in the calibration")
-    for risk, models, other, why in (
+    for risk, models, precisions, message in (
         (0.01, NAMES, precision, "no threshold keeps a risk of 0.01"),
         (0.02, NAMES | {"draft": "tiny"}, precision, "no certificate is of big with tiny"),
         (0.02, NAMES | {"embedding": "maxi"}, precision, "of this precision and verifier"),
         (0.02, NAMES, {"target": "bf16"}, "of this precision and verifier (target bf16)"),
     ):
-        found, reason, tightened = find_certificate(risk, models, other)
+        found, reason, tightened = find_certificate(risk, models, precisions)
         assert (found, tightened) == (None, False)
-        assert why in reason
+        assert message in reason
     lines = str(re.compile(r"\n+"))
     found, reason, _ = find_certificate(0.02, NAMES, precision, delimiter=lines)
     assert found is None
     assert reason.startswith(r"the certificates are of steps that end at '\n\n'")
     keep([certificate(delimiter=lines)])
-    assert len(certificates(NAMES)) == 4, "beside those of other steps"
+    assert len(certificates(NAMES)) == 4, "certificates of other delimiters stay"
     assert find_certificate(0.02, NAMES, precision, delimiter=lines)[0] == certificate(delimiter=lines)
     next((tmp_path / "certificates").glob("big+small.json")).write_text("{}")
     with pytest.raises(ConfigurationError, match="has no certificates"):
         certificates(NAMES)
 
 
-def test_a_policy_with_a_risk_goes_by_its_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_risk_policy_uses_the_policy_of_its_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", str(tmp_path))
     llm = scripted()
-    without = llm.invoke("How many, reword?", policy="risk=0.02").response_metadata["lookahead"]
-    assert without["policy"] == "risk=0.02"
-    assert without["certificate"].startswith("exact, since no certificate is of big with small")
-    assert without["accepted"] == 0
+    uncertified = llm.invoke("How many, reword?", policy="risk=0.02").response_metadata["lookahead"]
+    assert uncertified["policy"] == "risk=0.02"
+    assert uncertified["certificate"].startswith("exact, since no certificate is of big with small")
+    assert uncertified["accepted"] == 0
     keep([certificate(precision={}, policy={"verifier": "embedding", "similarity": 0.7})])
     llm = scripted()
     certified = llm.invoke("How many, reword?", policy="risk=0.02").response_metadata["lookahead"]
     assert certified["certificate"] == certificate(precision={}).describe()
     assert certified["accepted"] > 0
-    for policy, what in (("risk=0.02", "exact"), ("balanced", "not certified")):
-        shorter = llm.invoke("How many, reword?", policy=rf"{policy}:delimiter=/\n+/").response_metadata["lookahead"]
-        assert shorter["certificate"].startswith(rf"{what}, since the certificates are of steps that end at '\n\n'")
+    for policy, kind in (("risk=0.02", "exact"), ("balanced", "not certified")):
+        figures = llm.invoke("How many, reword?", policy=rf"{policy}:delimiter=/\n+/").response_metadata["lookahead"]
+        assert figures["certificate"].startswith(rf"{kind}, since the certificates are of steps that end at '\n\n'")
     assert llm.invoke("How many?", policy="exact").response_metadata["lookahead"]["certificate"] is None
     assert scripted(policies={"a": "risk=0.02"}).explain().splitlines()[1].startswith("risk=0.02: risk 0.02: embedding")
 
 
-def test_what_does_not_go_with_a_certificate_is_said() -> None:
+def test_field_that_the_certified_verifier_does_not_use_is_rejected() -> None:
     policy = as_policy("risk=0.02:synchronous=true")
     assert policy.with_verifier({"verifier": "exact"}).synchronous
     with pytest.raises(ConfigurationError, match="does not use synchronous"):
         policy.with_verifier({"verifier": "likelihood", "likelihood": -0.1})
 
 
-def test_a_name_is_a_risk_and_has_thresholds_of_its_own_where_there_is_no_certificate(
+def test_named_policies_use_their_default_thresholds_only_without_a_certificate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", str(tmp_path))
@@ -449,37 +449,37 @@ def test_a_name_is_a_risk_and_has_thresholds_of_its_own_where_there_is_no_certif
     assert engines is not None
     for name in ("strict", "balanced", "fast"):
         policy = as_policy(name)
-        same, none, words = engines.certified(policy)
-        assert (same, none) == (policy, None)
-        assert words is not None
-        assert words.startswith("not certified, since no certificate is of big with small")
-    of_these = certificate(precision={}, risk=0.04, delimiter=";")
-    keep([of_these])
-    certified, by, words = EngineSet(engines.target, engines.draft, names=NAMES).certified(
+        unchanged, no_certificate, reason = engines.certified(policy)
+        assert (unchanged, no_certificate) == (policy, None)
+        assert reason is not None
+        assert reason.startswith("not certified, since no certificate is of big with small")
+    balanced = certificate(precision={}, risk=0.04, delimiter=";")
+    keep([balanced])
+    certified, used, reason = EngineSet(engines.target, engines.draft, names=NAMES).certified(
         as_policy("balanced:width=2:delimiter=;")
     )
-    assert by == of_these
+    assert used == balanced
     assert (certified.verifier, certified.similarity) == ("embedding", 0.9)
     assert (certified.width, certified.delimiter) == (2, ";")
-    assert not certified.compares_results, "nothing is left of the thresholds of its own"
-    assert words == by.describe()
-    # Once steps are disputed more often than they may be, thresholds that nobody has measured here are no way out.
-    engines._revoke(by)
+    assert not certified.compares_results, "the certificate replaces the default thresholds"
+    assert reason == used.describe()
+    # After too many disputes, the fallback is exact and not the default thresholds, which are not calibrated here.
+    engines._revoke(used)
     assert engines.certified(as_policy("balanced:delimiter=;"))[0].verifier == "exact"
-    assert engines.certified(as_policy("balanced:similarity=0.9"))[0].similarity == 0.9, "that one was asked for"
+    assert engines.certified(as_policy("balanced:similarity=0.9"))[0].similarity == 0.9, "an explicit threshold stays"
 
 
-def test_the_names_of_risks_have_the_thresholds_of_the_packaged_certificates() -> None:
+def test_named_policies_have_the_thresholds_of_the_packaged_certificates() -> None:
     (packaged,) = PACKAGED.glob("*.json")
-    of_risk = {one["risk"]: one["policy"] for one in json.loads(packaged.read_text())}
+    by_risk = {entry["risk"]: entry["policy"] for entry in json.loads(packaged.read_text())}
     risks = {"strict": 0.02, "balanced": 0.05, "fast": 0.1}
     for name, risk in risks.items():
         policy = as_policy(name)
         assert policy.risk == risk
-        assert policy.model_dump(include=set(of_risk[risk])) == of_risk[risk]
+        assert policy.model_dump(include=set(by_risk[risk])) == by_risk[risk]
 
 
-def test_certificates_of_the_package_follow_from_the_pairs_of_the_repository(
+def test_packaged_certificates_are_reproducible_from_the_published_pairs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (file,) = (Path(__file__).parents[2] / "docs" / "pairs").glob("pairs-*.jsonl.xz")
@@ -488,7 +488,7 @@ def test_certificates_of_the_package_follow_from_the_pairs_of_the_repository(
     arguments = ["calibrate", "fit", str(file), "--verifiers", names, "--json"]
     computed = json.loads(CliRunner().invoke(app, arguments, catch_exceptions=False).output)
     (packaged,) = PACKAGED.glob("*.json")
-    of_a_day = {"date", "environment"}
-    assert [{name: one[name] for name in one.keys() - of_a_day} for one in computed] == [
-        {name: one[name] for name in one.keys() - of_a_day} for one in json.loads(packaged.read_text())
+    volatile = {"date", "environment"}
+    assert [{name: entry[name] for name in entry.keys() - volatile} for entry in computed] == [
+        {name: entry[name] for name in entry.keys() - volatile} for entry in json.loads(packaged.read_text())
     ]

@@ -1,4 +1,4 @@
-"""One set of rules for sampling, stops and tools: in the constructor, in a call, bound, assigned, and over HTTP."""
+"""Options of sampling, stops and tools follow one set of rules in fields, calls, `bind`, assignments and HTTP."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from lookahead_agent.server.protocol import ChatRequestBody, CompletionRequestBo
 from tests.unit.chat import scripted_chat
 from tests.unit.serving import serving
 
-TALE = "Nice day. END of story."
-BEFORE = "Nice day. "
+REPLY = "Nice day. END of story."
+BEFORE_STOP = "Nice day. "
 CALL = '{"name":"add","arguments":{"a":1,"b":2}}'
 
 OUT_OF_RANGE: list[tuple[str, Any]] = [
@@ -74,39 +74,39 @@ def sub(a: int, b: int) -> int:
 
 
 @pytest.mark.parametrize("stop", ["END", ["END"], ("END",), ["nowhere", "END"]])
-async def test_a_stop_is_a_text_or_several_wherever_it_is_given(stop: Any) -> None:
-    assert scripted_chat(TALE, policy="off", stop=stop).invoke("q").text == BEFORE
-    llm = scripted_chat(TALE, policy="off")
-    assert llm.invoke("q", stop=stop).text == BEFORE
-    assert llm.bind(stop=stop).invoke("q").text == BEFORE
-    assert (await llm.bind(stop=stop).ainvoke("q")).text == BEFORE
-    assert "".join(chunk.text for chunk in llm.stream("q", stop=stop)) == BEFORE
-    assert "".join([chunk.text async for chunk in llm.astream("q", stop=stop)]) == BEFORE
-    assert [reply.text for reply in llm.batch(["q", "q"], stop=stop)] == [BEFORE] * 2
-    assert [reply.text for reply in await llm.abatch(["q"], stop=stop)] == [BEFORE]
-    assert llm.bind_tools([add]).bind(stop=stop).invoke("q").text == BEFORE
-    chosen = llm.configurable_fields(stop=ConfigurableField("ends"))
-    assert chosen.invoke("q", {"configurable": {"ends": stop}}).text == BEFORE
+async def test_stop_may_be_one_or_several_texts_in_every_kind_of_call(stop: Any) -> None:
+    assert scripted_chat(REPLY, policy="off", stop=stop).invoke("q").text == BEFORE_STOP
+    llm = scripted_chat(REPLY, policy="off")
+    assert llm.invoke("q", stop=stop).text == BEFORE_STOP
+    assert llm.bind(stop=stop).invoke("q").text == BEFORE_STOP
+    assert (await llm.bind(stop=stop).ainvoke("q")).text == BEFORE_STOP
+    assert "".join(chunk.text for chunk in llm.stream("q", stop=stop)) == BEFORE_STOP
+    assert "".join([chunk.text async for chunk in llm.astream("q", stop=stop)]) == BEFORE_STOP
+    assert [reply.text for reply in llm.batch(["q", "q"], stop=stop)] == [BEFORE_STOP] * 2
+    assert [reply.text for reply in await llm.abatch(["q"], stop=stop)] == [BEFORE_STOP]
+    assert llm.bind_tools([add]).bind(stop=stop).invoke("q").text == BEFORE_STOP
+    configurable = llm.configurable_fields(stop=ConfigurableField("ends"))
+    assert configurable.invoke("q", {"configurable": {"ends": stop}}).text == BEFORE_STOP
 
 
-def test_a_stop_that_is_assigned_or_copied_in_is_read_too() -> None:
-    llm = scripted_chat(TALE, policy="off")
+def test_assigned_and_copied_stops_apply() -> None:
+    llm = scripted_chat(REPLY, policy="off")
     llm.stop = "END"  # type: ignore[assignment]
-    assert llm.invoke("q").text == BEFORE
-    assert scripted_chat(TALE, policy="off").model_copy(update={"stop": "END"}).invoke("q").text == BEFORE
+    assert llm.invoke("q").text == BEFORE_STOP
+    assert scripted_chat(REPLY, policy="off").model_copy(update={"stop": "END"}).invoke("q").text == BEFORE_STOP
 
 
-def test_no_stops_at_a_call_are_no_stops() -> None:
-    llm = scripted_chat(TALE, policy="off", stop="END")
-    assert llm.invoke("q", stop=[]).text == TALE
-    assert llm.invoke("q", stop=None).text == BEFORE
+def test_empty_stops_of_a_call_override_those_of_the_model() -> None:
+    llm = scripted_chat(REPLY, policy="off", stop="END")
+    assert llm.invoke("q", stop=[]).text == REPLY
+    assert llm.invoke("q", stop=None).text == BEFORE_STOP
 
 
 @pytest.mark.parametrize(("name", "value"), OUT_OF_RANGE)
-def test_what_is_out_of_range_is_refused_wherever_it_is_given(name: str, value: Any) -> None:
-    llm = scripted_chat(TALE, policy="off")
+def test_out_of_range_options_are_rejected_before_the_engine_gets_a_request(name: str, value: Any) -> None:
+    llm = scripted_chat(REPLY, policy="off")
     with pytest.raises(ValidationError, match=name):
-        scripted_chat(TALE, **{name: value})
+        scripted_chat(REPLY, **{name: value})
     calls: list[Callable[[], Any]] = [
         lambda: llm.invoke("q", **{name: value}),
         lambda: llm.bind(**{name: value}).invoke("q"),
@@ -122,8 +122,7 @@ def test_what_is_out_of_range_is_refused_wherever_it_is_given(name: str, value: 
     assert llm.engines.target.requests == []  # type: ignore[union-attr]
 
 
-def test_fields_calls_and_requests_have_their_bounds_from_one_place() -> None:
-
+def test_fields_calls_and_requests_share_their_bounds() -> None:
     for name in SamplingArguments.model_fields.keys() - {"max_tokens"}:
         fields = [
             model.model_fields[name]
@@ -132,8 +131,8 @@ def test_fields_calls_and_requests_have_their_bounds_from_one_place() -> None:
         assert all(field.annotation == fields[-1].annotation for field in fields), name
 
 
-def test_the_last_seed_is_one_and_several_choices_go_on_from_it() -> None:
-    llm = scripted_chat(TALE, policy="off", temperature=1.0)
+def test_two_choices_from_the_largest_seed_have_different_seeds() -> None:
+    llm = scripted_chat(REPLY, policy="off", temperature=1.0)
     with serving(llm) as (url, _):
         body = {"messages": [{"role": "user", "content": "q"}], "seed": 2**63 - 1, "n": 2}
         reply = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
@@ -143,9 +142,8 @@ def test_the_last_seed_is_one_and_several_choices_go_on_from_it() -> None:
     assert len({sampling.seed for _, sampling in requests}) >= 2
 
 
-def test_a_server_refuses_the_same() -> None:
-
-    with serving(scripted_chat(TALE, policy="off")) as (url, _):
+def test_server_rejects_the_same_out_of_range_options() -> None:
+    with serving(scripted_chat(REPLY, policy="off")) as (url, _):
         for name, value in OUT_OF_RANGE:
             if isinstance(value, bytes):
                 continue
@@ -160,7 +158,7 @@ def test_a_server_refuses_the_same() -> None:
                 message = reply.json()["error"]["message"]
                 assert name in message or "the body is no JSON" in message, (name, value)
         reply = httpx.post(f"{url}/v1/completions", json={"prompt": "q", "stop": "END"}, timeout=60)
-        assert reply.json()["choices"][0]["text"] == BEFORE
+        assert reply.json()["choices"][0]["text"] == BEFORE_STOP
 
 
 @pytest.mark.parametrize(
@@ -182,30 +180,30 @@ def test_a_server_refuses_the_same() -> None:
         {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "function": {"name": "add"}}]},
     ],
 )
-def test_every_usual_form_of_a_tool_choice_forces_a_call(choice: Any) -> None:
+def test_every_usual_format_of_a_tool_choice_forces_a_call(choice: Any) -> None:
     llm = scripted_chat(CALL, policy="off")
     assert llm.bind_tools([add, sub], tool_choice=choice).invoke("q").tool_calls[0]["name"] == "add"
     assert llm.bind_tools([add, sub]).invoke("q", tool_choice=choice).tool_calls[0]["name"] == "add"
     assert llm.invoke("q", tools=[add, sub], tool_choice=choice).tool_calls[0]["name"] == "add"
     named = choice not in ("any", "required", True) and choice not in ({"type": "any"}, {"type": "required"})
-    read = CallOptions.read({"tools": [add, sub], "tool_choice": choice})
-    assert [each["function"]["name"] for each in read.tools] == (["add"] if named else ["add", "sub"])
-    assert read.tool_choice == "required"
-    assert CallOptions.read(read.model_dump(exclude_unset=True)) == read
+    options = CallOptions.read({"tools": [add, sub], "tool_choice": choice})
+    assert [spec["function"]["name"] for spec in options.tools] == (["add"] if named else ["add", "sub"])
+    assert options.tool_choice == "required"
+    assert CallOptions.read(options.model_dump(exclude_unset=True)) == options
 
 
 @pytest.mark.parametrize("choice", [None, "auto", False, {"type": "auto"}])
-def test_a_choice_may_leave_it_to_the_model(choice: Any) -> None:
-    read = CallOptions.read({"tools": [add], "tool_choice": choice})
-    assert read.tool_choice is None
-    assert len(read.tools) == 1
+def test_auto_tool_choice_keeps_the_tools_and_forces_no_call(choice: Any) -> None:
+    options = CallOptions.read({"tools": [add], "tool_choice": choice})
+    assert options.tool_choice is None
+    assert len(options.tools) == 1
 
 
 @pytest.mark.parametrize("choice", ["none", {"type": "none"}])
-def test_a_choice_may_forbid_calls(choice: Any) -> None:
-    read = CallOptions.read({"tools": [add], "tool_choice": choice})
-    assert read.tool_choice is None
-    assert read.tools == []
+def test_tool_choice_none_removes_the_tools(choice: Any) -> None:
+    options = CallOptions.read({"tools": [add], "tool_choice": choice})
+    assert options.tool_choice is None
+    assert options.tools == []
 
 
 @pytest.mark.parametrize(
@@ -226,7 +224,7 @@ def test_a_choice_may_forbid_calls(choice: Any) -> None:
         {"type": "tool", "name": "mul"},
     ],
 )
-def test_other_choices_are_refused_in_words(choice: Any) -> None:
+def test_other_tool_choices_raise_a_configuration_error(choice: Any) -> None:
     llm = scripted_chat(CALL, policy="off")
     with pytest.raises(ConfigurationError, match="tool_choice"):
         llm.bind_tools([add], tool_choice=choice)
@@ -235,7 +233,7 @@ def test_other_choices_are_refused_in_words(choice: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "unsupported",
     [
         {"type": "web_search_preview"},
         {"type": "web_search_preview_2025_03_11"},
@@ -254,19 +252,19 @@ def test_other_choices_are_refused_in_words(choice: Any) -> None:
         None,
     ],
 )
-def test_what_is_no_function_is_refused_in_words(given: Any) -> None:
+def test_unsupported_tools_raise_a_configuration_error(unsupported: Any) -> None:
     llm = scripted_chat("Hello.", policy="off")
     for call in (
-        lambda: llm.bind_tools([given]),
-        lambda: llm.bind_tools([given, add], tool_choice="any"),
-        lambda: llm.invoke("q", tools=[given]),
-        lambda: llm.bind(tools=[given]).invoke("q"),
+        lambda: llm.bind_tools([unsupported]),
+        lambda: llm.bind_tools([unsupported, add], tool_choice="any"),
+        lambda: llm.invoke("q", tools=[unsupported]),
+        lambda: llm.bind(tools=[unsupported]).invoke("q"),
     ):
         with pytest.raises(ConfigurationError, match="tool"):
             call()
 
 
-def test_tools_in_other_formats_become_functions() -> None:
+def test_tools_in_other_formats_become_openai_functions() -> None:
     class Multiply(BaseModel):
         """Multiply."""
 
@@ -282,11 +280,11 @@ def test_tools_in_other_formats_become_functions() -> None:
         {"title": "titled", "description": "d", **schema},
         {"type": "function", "function": {"name": "openai", "parameters": schema}},
     ]
-    read = CallOptions.read({"tools": tools})
-    assert [each["type"] for each in read.tools] == ["function"] * 7
-    names = [each["function"]["name"] for each in read.tools]
+    options = CallOptions.read({"tools": tools})
+    assert [spec["type"] for spec in options.tools] == ["function"] * 7
+    names = [spec["function"]["name"] for spec in options.tools]
     assert names == ["add", "Multiply", "anthropic", "typed", "responses", "titled", "openai"]
-    assert all("a" in each["function"]["parameters"]["properties"] for each in read.tools)
+    assert all("a" in spec["function"]["parameters"]["properties"] for spec in options.tools)
 
 
 LONE = "half \ud83d of it"
@@ -303,14 +301,14 @@ LONE = "half \ud83d of it"
         {"policy": {"verifier": "exact", "delimiter": LONE}},
     ],
 )
-def test_half_a_character_is_refused_and_the_error_says_where(options: dict[str, Any]) -> None:
+def test_lone_surrogate_is_rejected_with_its_position(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=r"character \d+ is the lone surrogate U\+D83D") as error:
         scripted_chat("Hello.").invoke("q", **options)
     assert str(error.value).encode()
 
 
 @pytest.mark.parametrize("fields", [{"similarity": math.nan}, {"draft_temperature": math.inf, "width": 2}])
-def test_a_policy_has_finite_numbers(fields: dict[str, float]) -> None:
+def test_numbers_of_a_policy_must_be_finite(fields: dict[str, float]) -> None:
     with pytest.raises(ValidationError, match="finite"):
         VerifierPolicy(verifier="embedding", **fields)  # type: ignore[arg-type]
 
@@ -330,7 +328,7 @@ ANYTHING = st.recursive(
 
 @given(st.dictionaries(st.sampled_from(sorted(CallOptions.model_fields)), ANYTHING, max_size=3))
 @settings(max_examples=300, deadline=None)
-def test_whatever_is_given_is_read_or_refused_in_words(options: dict[str, Any]) -> None:
+def test_arbitrary_options_are_read_or_raise_a_configuration_error(options: dict[str, Any]) -> None:
     try:
         CallOptions.read(options)
     except ConfigurationError as error:
@@ -339,10 +337,10 @@ def test_whatever_is_given_is_read_or_refused_in_words(options: dict[str, Any]) 
 
 @given(st.lists(ANYTHING, max_size=2), ANYTHING)
 @settings(max_examples=300, deadline=None)
-def test_whatever_is_a_tool_or_a_choice_is_read_or_refused_in_words(tools: list[Any], choice: Any) -> None:
+def test_arbitrary_tools_and_choices_are_read_or_raise_a_configuration_error(tools: list[Any], choice: Any) -> None:
     try:
         chosen, _ = choose_tools(openai_tools(tools), choice)
     except ConfigurationError as error:
         str(error).encode()
     else:
-        assert all(isinstance(each["function"]["name"], str) for each in chosen)
+        assert all(isinstance(spec["function"]["name"], str) for spec in chosen)

@@ -1,4 +1,4 @@
-"""Replies that may call a tool or be in a form."""
+"""Calls with tools and a response format: the model calls a tool or answers in the format."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def thermometer(city: str) -> str:
     return "17"
 
 
-def requested(llm: ChatLookahead) -> list[Any]:
+def constraints(llm: ChatLookahead) -> list[Any]:
     assert llm.engines is not None
     assert isinstance(llm.engines.target, ScriptedEngine)
     return [sampling.structured for _, sampling in llm.engines.target.requests if sampling.structured is not None]
@@ -51,8 +51,8 @@ def client_of(llm: ChatLookahead) -> TestClient:
     return TestClient(create_app(llm, ServerSettings()))
 
 
-async def every_way(llm: ChatLookahead, **options: Any) -> list[AIMessage]:
-    """A reply by invoke and by stream, each of them awaited and not."""
+async def replies_of_all_methods(llm: ChatLookahead, **options: Any) -> list[AIMessage]:
+    """Replies of `invoke`, `ainvoke`, `stream` and `astream`."""
     bound = llm.bind_tools([thermometer], **options)
     streamed: Any = None
     for chunk in bound.stream("?"):
@@ -63,19 +63,19 @@ async def every_way(llm: ChatLookahead, **options: Any) -> list[AIMessage]:
     return [bound.invoke("?"), await bound.ainvoke("?"), streamed, astreamed]
 
 
-@pytest.mark.parametrize("form", [JSON_OBJECT, Form.of(Weather).response_format])
+@pytest.mark.parametrize("response_format", [JSON_OBJECT, Form.of(Weather).response_format])
 @pytest.mark.parametrize("text", [BARE, TAGGED])
-async def test_a_call_is_a_call(text: str, form: dict[str, Any]) -> None:
+async def test_tool_call_is_parsed_in_spite_of_a_response_format(text: str, response_format: dict[str, Any]) -> None:
     llm = scripted_chat(text)
-    for message in await every_way(llm, response_format=form):
+    for message in await replies_of_all_methods(llm, response_format=response_format):
         assert [(call["name"], call["args"]) for call in message.tool_calls] == [("thermometer", ARGUMENTS)]
         assert (message.text, message.invalid_tool_calls) == ("", [])
         assert message.response_metadata["finish_reason"] == "tool_calls"
-    assert len(requested(llm)) == 4
+    assert len(constraints(llm)) == 4
 
 
 @pytest.mark.parametrize(
-    ("form", "text"),
+    ("response_format", "text"),
     [
         (JSON_OBJECT, '{"degrees": 17}'),
         (JSON_OBJECT, '{"name": "thermostat", "arguments": {}}'),
@@ -83,42 +83,42 @@ async def test_a_call_is_a_call(text: str, form: dict[str, Any]) -> None:
         (Form.of(list[int]).response_format, "[]"),
     ],
 )
-async def test_a_form_is_a_form(form: dict[str, Any], text: str) -> None:
-    for message in await every_way(scripted_chat(text), response_format=form):
+async def test_answer_in_the_response_format_is_no_tool_call(response_format: dict[str, Any], text: str) -> None:
+    for message in await replies_of_all_methods(scripted_chat(text), response_format=response_format):
         assert (message.text, message.tool_calls, message.invalid_tool_calls) == (text, [], [])
         assert message.response_metadata["finish_reason"] == "stop"
 
 
-@pytest.mark.parametrize("words", ["It is 17 degrees.", "", "17", '{"degrees": 17}'])
-def test_a_model_that_begins_no_call_answers_in_the_form(words: str) -> None:
-    llm = scripted_chat(words)
+@pytest.mark.parametrize("text", ["It is 17 degrees.", "", "17", '{"degrees": 17}'])
+def test_reply_that_begins_no_call_is_constrained_to_the_response_format(text: str) -> None:
+    llm = scripted_chat(text)
     llm.bind_tools([thermometer]).invoke("?", response_format=Form.of(Weather).response_format)
-    assert requested(llm) == [{"json": Weather.model_json_schema()}]
+    assert constraints(llm) == [{"json": Weather.model_json_schema()}]
 
 
-@pytest.mark.parametrize("words", [BARE, TAGGED, f"Let me see.\n{TAGGED}", TAGGED[:30]])
-def test_a_model_that_begins_a_call_writes_one(words: str) -> None:
-    llm = scripted_chat(words)
+@pytest.mark.parametrize("text", [BARE, TAGGED, f"Let me see.\n{TAGGED}", TAGGED[:30]])
+def test_reply_that_begins_a_call_is_constrained_to_the_tools(text: str) -> None:
+    llm = scripted_chat(text)
     message = llm.bind_tools([thermometer]).invoke("?", response_format=Form.of(Weather).response_format)
-    (constraint,) = requested(llm)
+    (constraint,) = constraints(llm)
     (call,) = constraint["json"]["anyOf"]
     assert call["properties"]["name"] == {"const": "thermometer"}
-    figures = message.response_metadata["lookahead"]
-    assert figures["steps"] == 1
-    assert figures["tokens"]["target"]["committed"] == message.usage_metadata["output_tokens"]  # type: ignore[index]
-    assert figures["tokens"]["target"]["aborted"] > 0
+    metadata = message.response_metadata["lookahead"]
+    assert metadata["steps"] == 1
+    assert metadata["tokens"]["target"]["committed"] == message.usage_metadata["output_tokens"]  # type: ignore[index]
+    assert metadata["tokens"]["target"]["aborted"] > 0
 
 
-async def test_several_calls_instead_of_a_form() -> None:
+async def test_parallel_calls_may_replace_the_answer() -> None:
     llm = scripted_chat(f"[{BARE}, {BARE}]")
     options = {"parallel_tool_calls": True, "response_format": Form.of(Weather).response_format}
-    for message in await every_way(llm, **options):
+    for message in await replies_of_all_methods(llm, **options):
         assert [call["args"] for call in message.tool_calls] == [ARGUMENTS, ARGUMENTS]
 
 
 @pytest.mark.parametrize("response_format", [ProviderStrategy(Weather), Weather])
 @pytest.mark.parametrize("tagged", [True, False])
-async def test_an_agent_measures_before_it_answers_in_its_form(tagged: bool, response_format: Any) -> None:
+async def test_agent_calls_a_tool_before_its_structured_response(tagged: bool, response_format: Any) -> None:
     def reply(prompt: str) -> str:
         return '{"degrees": 17}' if "17" in prompt else TAGGED if tagged else BARE
 
@@ -130,12 +130,12 @@ async def test_an_agent_measures_before_it_answers_in_its_form(tagged: bool, res
         list(agent.stream({"messages": [("user", "How warm is Bonn?")]}, stream_mode="values"))[-1],
     ):
         assert result["structured_response"] == Weather(degrees=17)
-        measured = [message.content for message in result["messages"] if isinstance(message, ToolMessage)]
-        assert measured == ["17"]
+        tool_results = [message.content for message in result["messages"] if isinstance(message, ToolMessage)]
+        assert tool_results == ["17"]
 
 
 @pytest.mark.parametrize("text", [BARE, '{"degrees": 17}'])
-def test_a_model_thinks_freely_before_either(text: str) -> None:
+def test_thinking_is_unconstrained_before_a_call_or_an_answer(text: str) -> None:
     tokenizer = ScriptedTokenizer(ThinkingTags(), opens_thinking=True)
     script = reply_script(lambda _: f"<think>\nLet me see.\n\nSo it is.\n</think>{text}")
     target = ScriptedEngine(tokenizer, script)
@@ -150,7 +150,7 @@ def test_a_model_thinks_freely_before_either(text: str) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("text", [BARE, TAGGED, '{"degrees": 17}'])
-def test_the_server_allows_either(text: str, stream: bool) -> None:
+def test_server_returns_a_call_or_an_answer_in_the_response_format(text: str, stream: bool) -> None:
     client = client_of(scripted_chat(text))
     body = {
         "messages": [{"role": "user", "content": "?"}],
@@ -168,28 +168,28 @@ def test_the_server_allows_either(text: str, stream: bool) -> None:
     else:
         message = response.json()["choices"][0]["message"]
         content, calls = message["content"] or "", message["tool_calls"] or []
-    is_form = "degrees" in text
-    assert content == (text if is_form else "")
-    assert [json.loads(call["function"]["arguments"]) for call in calls] == ([] if is_form else [ARGUMENTS])
+    is_answer = "degrees" in text
+    assert content == (text if is_answer else "")
+    assert [json.loads(call["function"]["arguments"]) for call in calls] == ([] if is_answer else [ARGUMENTS])
 
 
 @pytest.mark.parametrize(
     "schema",
     [{"enum": list(range(20_000))}, {"type": "array", "maxItems": 10**7}, {"type": "string", "maxLength": 2**40}],
 )
-@pytest.mark.parametrize("way", ["form", "call"])
-def test_the_server_refuses_a_schema_bomb_as_the_clients(schema: dict[str, Any], way: str) -> None:
+@pytest.mark.parametrize("place", ["form", "call"])
+def test_server_answers_a_schema_bomb_with_status_400(schema: dict[str, Any], place: str) -> None:
     parameters = {"type": "object", "properties": {"a": schema}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
-    form = {"response_format": {"type": "json_schema", "json_schema": {"name": "f", "schema": schema}}}
+    response_format = {"response_format": {"type": "json_schema", "json_schema": {"name": "f", "schema": schema}}}
     body = {"messages": [{"role": "user", "content": "?"}]}
-    asked = form if way == "form" else {"tools": tools, "tool_choice": "required"}
-    response = client_of(scripted_chat("{}")).post("/v1/chat/completions", json=body | asked)
+    option = response_format if place == "form" else {"tools": tools, "tool_choice": "required"}
+    response = client_of(scripted_chat("{}")).post("/v1/chat/completions", json=body | option)
     assert response.status_code == 400
     assert "JSON schema has at most" in response.json()["error"]["message"]
 
 
-def test_a_form_and_a_call_that_must_be_contradict_each_other() -> None:
+def test_forced_call_with_a_response_format_is_rejected() -> None:
     llm = scripted_chat(BARE)
     with pytest.raises(ConfigurationError, match="at once"):
         llm.bind_tools([thermometer], tool_choice="any").invoke("?", response_format=JSON_OBJECT)
@@ -208,30 +208,30 @@ def climb(branch: Branch) -> str:
     return ""
 
 
-def climbed(branch: Branch) -> str:
+def climb_function(branch: Branch) -> str:
     """Climb."""
     return ""
 
 
-@pytest.mark.parametrize(("offered", "at"), [(Branch, ()), (climb, ("branch",)), (climbed, ("branch",))])
-def test_parameters_that_refer_to_themselves_stay_whole(offered: Any, at: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("offered", "path"), [(Branch, ()), (climb, ("branch",)), (climb_function, ("branch",))])
+def test_recursive_parameters_keep_their_references(offered: Any, path: tuple[str, ...]) -> None:
     llm = scripted_chat(json.dumps({"name": getattr(offered, "name", None) or offered.__name__, "arguments": {}}))
     assert llm.bind_tools([offered], tool_choice="any").invoke("?").tool_calls
-    (constraint,) = requested(llm)
-    whole = constraint["json"]
-    inner = whole["anyOf"][0]["properties"]["arguments"]
-    assert inner["type"] == "object"
-    for name in at:
-        inner = target(whole, inner["properties"][name]["$ref"])
+    (constraint,) = constraints(llm)
+    schema = constraint["json"]
+    part = schema["anyOf"][0]["properties"]["arguments"]
+    assert part["type"] == "object"
+    for name in path:
+        part = target(schema, part["properties"][name]["$ref"])
     for _ in range(3):
-        assert inner["properties"]["length"]["type"] == "integer"
-        inner = target(whole, inner["properties"]["next"]["anyOf"][0]["$ref"])
+        assert part["properties"]["length"]["type"] == "integer"
+        part = target(schema, part["properties"]["next"]["anyOf"][0]["$ref"])
 
 
-def test_the_references_of_a_tools_own_schema_are_kept() -> None:
+def test_references_of_a_tool_schema_are_not_expanded() -> None:
     schema = chain(12, 10)
     offered = StructuredTool(name="f", description="F.", args_schema=schema, func=print)
     llm = scripted_chat('{"name": "f", "arguments": {}}')
     assert llm.bind_tools([offered], tool_choice="f").invoke("?").tool_calls[0]["name"] == "f"
-    (constraint,) = requested(llm)
+    (constraint,) = constraints(llm)
     assert len(json.dumps(constraint)) < 20_000

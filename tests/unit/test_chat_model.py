@@ -33,22 +33,22 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-def test_invoke() -> None:
+def test_invoke_returns_text_usage_and_metadata() -> None:
     message = scripted_chat(REPLY).invoke("What is it?")
     assert message.text == REPLY
     assert message.usage_metadata is not None
     assert message.usage_metadata["output_tokens"] > 0
     metadata = message.response_metadata
     assert metadata["finish_reason"] == "stop"
-    figures = metadata["lookahead"]
-    assert figures["policy"] == "balanced"
-    assert figures["node"] is None
-    assert figures["steps"] == figures["accepted"] == 3
-    assert figures["acceptance_rate"] == 1
-    assert figures["verifier_calls"] >= 3
+    lookahead = metadata["lookahead"]
+    assert lookahead["policy"] == "balanced"
+    assert lookahead["node"] is None
+    assert lookahead["steps"] == lookahead["accepted"] == 3
+    assert lookahead["acceptance_rate"] == 1
+    assert lookahead["verifier_calls"] >= 3
     for role in ("target", "draft"):
-        assert set(figures["tokens"][role]) == {"committed", "rejected", "aborted", "speculative"}
-    assert set(figures["seconds"]) == {
+        assert set(lookahead["tokens"][role]) == {"committed", "rejected", "aborted", "speculative"}
+    assert set(lookahead["seconds"]) == {
         "total",
         "prompt",
         "writing",
@@ -59,16 +59,16 @@ def test_invoke() -> None:
         "verifier",
         "waiting",
     }
-    assert figures["speculation_disabled"] is None
+    assert lookahead["speculation_disabled"] is None
 
 
-async def test_ainvoke_and_many_at_once() -> None:
+async def test_concurrent_ainvoke_calls_return_their_own_replies() -> None:
     llm = scripted_chat(lambda prompt: "It is " + prompt.strip()[-1] + ".")
     replies = await asyncio.gather(*(llm.ainvoke(f"number {i}") for i in range(8)))
     assert [reply.text for reply in replies] == [f"It is {i}." for i in range(8)]
 
 
-def test_stream_passes_text_on_step_by_step() -> None:
+def test_stream_yields_a_chunk_per_step() -> None:
     chunks = list(scripted_chat(REPLY).stream("What is it?"))
     texts = [chunk.text for chunk in chunks if chunk.text]
     assert len(texts) >= 3
@@ -80,12 +80,12 @@ def test_stream_passes_text_on_step_by_step() -> None:
     assert whole.usage_metadata is not None
 
 
-async def test_astream() -> None:
+async def test_astream_yields_the_whole_reply() -> None:
     texts = [chunk.text async for chunk in scripted_chat(REPLY).astream("What is it?")]
     assert "".join(texts) == REPLY
 
 
-async def test_sync_calls_inside_a_running_loop_and_from_threads() -> None:
+async def test_sync_calls_work_in_a_running_event_loop_and_in_a_thread() -> None:
     llm = scripted_chat(REPLY)
     assert llm.invoke("What is it?").text == REPLY
     texts: list[str] = []
@@ -95,7 +95,7 @@ async def test_sync_calls_inside_a_running_loop_and_from_threads() -> None:
     assert texts == [REPLY]
 
 
-def test_stop_and_max_tokens() -> None:
+def test_stop_and_max_tokens_truncate_the_reply() -> None:
     llm = scripted_chat(REPLY)
     assert llm.invoke("?", stop=["that"]).text == "First this.\n\nThen "
     assert scripted_chat(REPLY, stop="that").invoke("?").text == "First this.\n\nThen "
@@ -120,32 +120,32 @@ def test_sampling_parameters_reach_both_engines() -> None:
 @pytest.mark.parametrize(
     "options", [{"temperature": -1}, {"top_p": 0}, {"top_k": -1}, {"max_tokens": 0}, {"seed": "x"}]
 )
-def test_values_out_of_range_are_refused(options: dict[str, Any]) -> None:
+def test_out_of_range_values_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         scripted_chat(REPLY, **options)
     with pytest.raises(ConfigurationError, match=next(iter(options))):
         scripted_chat(REPLY).invoke("?", **options)
 
 
-def test_unknown_arguments_are_refused() -> None:
+def test_unknown_arguments_are_rejected() -> None:
     with pytest.raises(ConfigurationError, match="beam_width"):
         scripted_chat(REPLY).invoke("?", beam_width=3)
     with pytest.raises(ValidationError):
         scripted_chat(REPLY, beam_width=3)
 
 
-def test_unknown_policies_are_refused_when_the_model_is_made() -> None:
+def test_unknown_policies_are_rejected_by_the_constructor() -> None:
     with pytest.raises(PolicyError, match="lenient"):
         scripted_chat(REPLY, policy="lenient")
     with pytest.raises(PolicyError, match="lenient"):
         scripted_chat(REPLY, policies={"planner": "lenient"})
 
 
-def test_messages_reach_the_template() -> None:
-    seen: list[str] = []
+def test_messages_reach_the_chat_template() -> None:
+    prompts: list[str] = []
 
     def target(prompt: str) -> str:
-        seen.append(prompt)
+        prompts.append(prompt)
         return "Yes."
 
     scripted_chat(target, policy="off").invoke(
@@ -156,31 +156,31 @@ def test_messages_reach_the_template() -> None:
             ToolMessage("3", tool_call_id="1"),
         ]
     )
-    assert "system: Be brief." in seen[0]
-    assert "user: Hello \nthere" in seen[0]
-    assert "tool: 3" in seen[0]
+    assert "system: Be brief." in prompts[0]
+    assert "user: Hello \nthere" in prompts[0]
+    assert "tool: 3" in prompts[0]
 
 
-def test_what_is_not_text_is_refused() -> None:
+def test_image_content_is_rejected() -> None:
     image = HumanMessage([{"type": "image_url", "image_url": {"url": "https://example.com/cat.png"}}])
     with pytest.raises(ConfigurationError, match="only text"):
         scripted_chat(REPLY).invoke([image])
 
 
-def test_a_prompt_that_does_not_fit_is_refused() -> None:
+def test_prompt_beyond_the_context_length_is_rejected() -> None:
     tokenizer = ScriptedTokenizer()
     engine = ScriptedEngine(tokenizer, [ScriptedStep("x")], context_length=4)
     with pytest.raises(ContextLengthError, match="shorten"):
         ChatLookahead(engines=EngineSet(engine), policy="off").invoke("one two three four five")
 
 
-def test_a_failing_target_raises() -> None:
+def test_target_failure_raises_an_engine_error() -> None:
     engine = ScriptedEngine(ScriptedTokenizer(), [ScriptedStep("x", error="no memory")])
     with pytest.raises(EngineError, match="no memory"):
         ChatLookahead(engines=EngineSet(engine), policy="off").invoke("?")
 
 
-def test_a_failing_draft_is_reported_and_harmless() -> None:
+def test_draft_failure_is_reported_and_the_target_writes_the_reply() -> None:
     tokenizer = ScriptedTokenizer()
     target = ScriptedEngine(tokenizer, [ScriptedStep(REPLY, 0.1)])
     draft = ScriptedEngine(tokenizer, [ScriptedStep("x", error="no memory")])
@@ -189,16 +189,16 @@ def test_a_failing_draft_is_reported_and_harmless() -> None:
     assert message.response_metadata["lookahead"]["speculation_disabled"] == "no memory"
 
 
-def test_tool_calls() -> None:
+def test_tool_call_is_parsed_and_written_by_the_target() -> None:
     llm = scripted_chat("I add the numbers.\n\n" + CALL).bind_tools([add])
     message = llm.invoke("1 + 2?")
     assert message.text == "I add the numbers."
     assert message.tool_calls[0]["args"] == {"a": 1, "b": 2}
     assert message.response_metadata["finish_reason"] == "tool_calls"
-    assert message.response_metadata["lookahead"]["accepted"] == 1, "the call itself is the target's"
+    assert message.response_metadata["lookahead"]["accepted"] == 1, "the target writes the call"
 
 
-def test_tool_calls_in_a_stream() -> None:
+def test_streamed_text_has_no_tool_call_markup() -> None:
     whole: AIMessageChunk | None = None
     for chunk in scripted_chat("I add.\n\n" + CALL).bind_tools([add]).stream("1 + 2?"):
         assert "tool_call" not in chunk.text
@@ -207,12 +207,12 @@ def test_tool_calls_in_a_stream() -> None:
     assert whole.tool_calls[0]["name"] == "add"
 
 
-def test_tool_calls_that_cannot_be_read() -> None:
+def test_malformed_tool_call_is_an_invalid_tool_call() -> None:
     llm = scripted_chat("<tool_call>{oops</tool_call>").bind_tools([add])
     assert llm.invoke("?").invalid_tool_calls[0]["args"] == "{oops"
 
 
-def test_tool_choice() -> None:
+def test_tool_choice_forces_or_forbids_a_call() -> None:
     llm = scripted_chat('{"name":"add","arguments":{"a":1,"b":2}}')
     for choice in ("any", "required", True, "add", {"type": "function", "function": {"name": "add"}}):
         assert llm.bind_tools([add], tool_choice=choice).invoke("?").tool_calls
@@ -224,7 +224,7 @@ def test_tool_choice() -> None:
         llm.bind_tools([add], tool_choice="subtract")
 
 
-def test_a_forced_call_is_the_targets_alone() -> None:
+def test_forced_call_sends_no_request_to_the_draft() -> None:
     llm = scripted_chat('{"name":"add","arguments":{"a":1,"b":2}}')
     llm.bind_tools([add], tool_choice="any").invoke("?")
     assert llm.engines is not None
@@ -255,45 +255,45 @@ def graph_with(llm: ChatLookahead, nodes: Sequence[str], asynchronous: bool = Fa
 POLICIES: dict[str, str | VerifierPolicy] = {"planner": "exact", "executor": "off"}
 
 
-def chosen(state: Any) -> list[tuple[str, str]]:
-    figures = [message.response_metadata["lookahead"] for message in state["answers"]]
-    return [(entry["node"], entry["policy"]) for entry in figures]
+def nodes_and_policies(state: Any) -> list[tuple[str, str]]:
+    metadata = [message.response_metadata["lookahead"] for message in state["answers"]]
+    return [(entry["node"], entry["policy"]) for entry in metadata]
 
 
 EXPECTED = [("planner", "exact"), ("executor", "off"), ("finisher", "balanced")]
 
 
-def test_the_node_chooses_the_policy() -> None:
+def test_node_selects_the_policy() -> None:
     graph = graph_with(scripted_chat(REPLY, policies=POLICIES), ["planner", "executor", "finisher"])
-    assert chosen(graph.invoke({})) == EXPECTED
+    assert nodes_and_policies(graph.invoke({})) == EXPECTED
 
 
-async def test_the_node_chooses_the_policy_async() -> None:
+async def test_node_selects_the_policy_in_ainvoke() -> None:
     llm = scripted_chat(REPLY, policies=POLICIES)
     graph = graph_with(llm, ["planner", "executor", "finisher"], asynchronous=True)
-    assert chosen(await graph.ainvoke({})) == EXPECTED
+    assert nodes_and_policies(await graph.ainvoke({})) == EXPECTED
 
 
-def test_the_node_chooses_the_policy_when_the_graph_streams_messages() -> None:
+def test_node_selects_the_policy_when_the_graph_streams_messages() -> None:
     graph = graph_with(scripted_chat(REPLY, policies=POLICIES), ["planner", "executor", "finisher"])
     events = list(graph.stream({}, stream_mode=["messages", "values"]))
-    assert chosen([event for mode, event in events if mode == "values"][-1]) == EXPECTED
+    assert nodes_and_policies([event for mode, event in events if mode == "values"][-1]) == EXPECTED
     assert any(mode == "messages" for mode, _ in events)
 
 
-def test_configuration_and_call_go_before_the_node() -> None:
+def test_call_overrides_the_config_and_the_config_overrides_the_node() -> None:
     llm = scripted_chat(REPLY, policies=POLICIES)
     graph = graph_with(llm, ["planner"])
-    assert chosen(graph.invoke({}, {"configurable": {"lookahead_policy": "fast"}})) == [("planner", "fast")]
+    assert nodes_and_policies(graph.invoke({}, {"configurable": {"lookahead_policy": "fast"}})) == [("planner", "fast")]
     message = llm.invoke("?", {"configurable": {"lookahead_policy": "fast"}}, policy="strict")
     assert message.response_metadata["lookahead"]["policy"] == "strict"
     assert llm.bind(policy="off").invoke("?").response_metadata["lookahead"]["policy"] == "off"
 
 
-async def test_the_configuration_chooses_the_policy_outside_a_graph_too() -> None:
+async def test_config_selects_the_policy_outside_a_graph() -> None:
     llm = scripted_chat(REPLY)
     config: RunnableConfig = {"configurable": {"lookahead_policy": "fast"}}
-    last = {
+    last_chunks = {
         "stream": list(llm.stream("?", config))[-1],
         "astream": [chunk async for chunk in llm.astream("?", config)][-1],
     }
@@ -303,11 +303,11 @@ async def test_the_configuration_chooses_the_policy_outside_a_graph_too() -> Non
         "batch": llm.batch(["?"], config)[0],
         "bind_tools": llm.bind_tools([]).invoke("?", config),
         "chain": (llm | (lambda message: message)).invoke("?", config),
-        **last,
+        **last_chunks,
     }
     for name, message in replies.items():
-        figures = message.response_metadata["lookahead"]
-        assert (figures["policy"], figures["selection_rule"]) == (
+        metadata = message.response_metadata["lookahead"]
+        assert (metadata["policy"], metadata["selection_rule"]) == (
             "fast",
             'config["configurable"]["lookahead_policy"]',
         ), name
@@ -316,21 +316,21 @@ async def test_the_configuration_chooses_the_policy_outside_a_graph_too() -> Non
     assert llm.bind(policy="off").invoke("?", config).response_metadata["lookahead"]["policy"] == "off"
 
 
-def test_policies_act() -> None:
+def test_off_uses_no_draft_and_exact_rejects_different_tokens() -> None:
     llm = scripted_chat(REPLY, lambda _: "First this.\n\nThen  that.\n\nIt is 4.")
-    figures = {name: llm.invoke("?", policy=name).response_metadata["lookahead"] for name in ("off", "exact")}
-    assert figures["off"]["tokens"]["draft"] == {"committed": 0, "rejected": 0, "aborted": 0, "speculative": 0}
-    assert figures["exact"]["accepted"] == 2, "the second step has other tokens"
+    metadata = {name: llm.invoke("?", policy=name).response_metadata["lookahead"] for name in ("off", "exact")}
+    assert metadata["off"]["tokens"]["draft"] == {"committed": 0, "rejected": 0, "aborted": 0, "speculative": 0}
+    assert metadata["exact"]["accepted"] == 2, "the second step differs in its tokens"
 
 
-def test_token_ids_on_request() -> None:
+def test_token_ids_are_returned_only_on_request() -> None:
     assert "token_ids" not in scripted_chat(REPLY).invoke("?").response_metadata
     message = scripted_chat(REPLY, return_token_ids=True).invoke("?")
     assert message.usage_metadata is not None
     assert len(message.response_metadata["token_ids"]) == message.usage_metadata["output_tokens"]
 
 
-async def test_a_cancelled_call_leaves_no_request() -> None:
+async def test_cancelled_call_aborts_its_engine_requests() -> None:
     tokenizer = ScriptedTokenizer()
     engines = EngineSet(
         ScriptedEngine(tokenizer, [ScriptedStep("x", hangs=True)]),
@@ -345,7 +345,7 @@ async def test_a_cancelled_call_leaves_no_request() -> None:
     await becomes(lambda: engines.target.in_flight == 0)
 
 
-def test_every_setting_of_the_decoder_is_the_policys() -> None:
+def test_policy_determines_the_decoding_settings() -> None:
     fields = {
         "verifier": "exact",
         "depth": 3,
@@ -367,7 +367,7 @@ THINKING = "<think>I think.\n\nSo I think.</think>\n\nIt is 4.\n\nReally."
 
 
 @pytest.mark.parametrize(("answer_from_target", "answer"), [(True, "It is 4."), (False, "It is 5.")])
-def test_a_policy_can_leave_the_final_answer_to_the_target(answer_from_target: bool, answer: str) -> None:
+def test_answer_from_target_leaves_the_final_answer_to_the_target(answer_from_target: bool, answer: str) -> None:
     tokenizer = ScriptedTokenizer(thinking=ThinkingTags())
     target = ScriptedEngine(tokenizer, reply_script(lambda _: THINKING, seconds=0.05))
     draft = ScriptedEngine(tokenizer, reply_script(lambda _: THINKING.replace("4", "5")))
@@ -378,7 +378,7 @@ def test_a_policy_can_leave_the_final_answer_to_the_target(answer_from_target: b
     assert message.response_metadata["lookahead"]["accepted"] > 0
 
 
-def test_models_behind_servers_are_checked_before_anything_loads() -> None:
+def test_fields_of_remote_models_are_checked_by_the_constructor() -> None:
     url = "http://target/v1"
     for fields, message in (
         ({"base_url": "target:8000"}, "http://"),
@@ -399,21 +399,21 @@ def test_models_behind_servers_are_checked_before_anything_loads() -> None:
     ):
         with pytest.raises(LookaheadError, match=message):
             ChatLookahead(**fields)  # type: ignore[arg-type]
-    # The name on the server may be any, where somebody else's tokenizer is named.
+    # With a `tokenizer`, the server may give the model any name.
     ChatLookahead(base_url=url, model="big", tokenizer="qwen2.5-coder-1.5b", engine_args={"max_model_len": 4096})
     llm = ChatLookahead(judge_url="http://judge/v1", judge_model="big", judge_api_key="secret")  # type: ignore[arg-type]
     assert "secret" not in repr(llm)
 
 
 @pytest.mark.parametrize("name", ["chat_template", "tools", "messages", "tokenize", "max_length", "nope"])
-def test_a_call_sets_variables_that_the_template_reads(name: str) -> None:
+def test_template_arguments_must_be_variables_that_the_template_reads(name: str) -> None:
     llm = scripted_chat("It is 4.")
     with pytest.raises(ConfigurationError, match=f"reads no {name}"):
         llm.invoke("?", template_arguments={name: []})
     assert llm.invoke("?", template_arguments={"enable_thinking": False}).text == "It is 4."
 
 
-def test_a_text_that_cannot_fit_is_one_error() -> None:
+def test_text_far_beyond_the_context_length_is_rejected() -> None:
     engine = ScriptedEngine(ScriptedTokenizer(), [ScriptedStep("x")], context_length=100)
     with pytest.raises(ContextLengthError, match="more than 100 tokens"):
         ChatLookahead(engines=EngineSet(engine), policy="off").invoke("word and, " * 100_000)

@@ -1,4 +1,4 @@
-"""States of graphs in SQLite and in a PostgreSQL server that the test starts."""
+"""Checkpoints of graphs in SQLite and in a PostgreSQL server that a fixture starts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.unit.test_graphs import notes, write_note
 
 
 def program(name: str) -> str:
-    """A program of PostgreSQL, which Debian does not put on the path."""
+    """Return the path of a PostgreSQL program; Debian does not add its folder to PATH."""
     found = shutil.which(name) or next(
         (str(path) for path in sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))), None
     )
@@ -44,22 +44,22 @@ def program(name: str) -> str:
     return found
 
 
-def not_root() -> Callable[[], None] | None:
-    """What makes a child process another user: PostgreSQL refuses to be root."""
+def drop_root() -> Callable[[], None] | None:
+    """Return a `preexec_fn` that drops root, which PostgreSQL refuses to run as; None for other users."""
     if os.getuid() != 0:
         return None
     user = pwd.getpwnam("postgres")
 
-    def change() -> None:
+    def set_user() -> None:
         os.setgid(user.pw_gid)
         os.setuid(user.pw_uid)
 
-    return change
+    return set_user
 
 
 @pytest.fixture(scope="module")
 def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of a database in a server of its own, reached by a socket in its folder."""
+    """The URL of a database in a temporary server, which listens on a Unix socket in its folder."""
     folder = Path("/tmp") / f"lookahead-postgres-{os.getpid()}"
     folder.mkdir(mode=0o777)
     folder.chmod(0o777)
@@ -67,7 +67,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
     def pg(name: str, *arguments: str) -> None:
         command = [program(name), *arguments]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=folder, preexec_fn=not_root())
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=folder, preexec_fn=drop_root())
 
     try:
         pg("initdb", "-D", str(data), "-U", "tester", "--auth=trust", "--no-sync")
@@ -81,41 +81,41 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def ask_and_resume(place: str | Path) -> None:
-    """A run that waits for an answer goes on from what was kept."""
+def interrupt_and_resume(storage: str | Path) -> None:
+    """Interrupt a run for an approval and resume it from its checkpoint."""
     notes.clear()
     decisions = ['{"name": "write_note", "arguments": {"text": "tea"}}', '{"name": "ready_to_answer", "arguments": {}}']
     script: dict[str, Any] = {"You think": "I write it down.", "You carry out": decisions, "You answer": "Done."}
     llm = scripted_chat(scripted_replies(**script))
     config: RunnableConfig = {"configurable": {"thread_id": "t"}}
-    with checkpointer(place) as saver:
+    with checkpointer(storage) as saver:
         graph = build_react(llm, [write_note], saver, ask_before=["write_note"])
         assert graph.invoke({"messages": [("human", "Note it.")]}, config)["__interrupt__"]
         assert notes == []
-    with checkpointer(place) as saver:  # another process, as far as the graph can tell
+    with checkpointer(storage) as saver:  # a new connection, as in another process
         graph = build_react(llm, [write_note], saver, ask_before=["write_note"])
         resume: Any = Command(resume={"decisions": [{"type": "approve"}]})
         assert graph.invoke(resume, config)["messages"][-1].text == "Done."
     assert notes == ["tea"]
 
 
-def test_sqlite(tmp_path: Path) -> None:
-    ask_and_resume(tmp_path / "deep" / "checkpoints.sqlite")
+def test_interrupted_run_resumes_from_sqlite(tmp_path: Path) -> None:
+    interrupt_and_resume(tmp_path / "deep" / "checkpoints.sqlite")
 
 
-def test_postgres(database: str) -> None:
-    ask_and_resume(database)
+def test_interrupted_run_resumes_from_postgres(database: str) -> None:
+    interrupt_and_resume(database)
 
 
 class Finding(BaseModel):
-    """A type of a user's own state."""
+    """A Pydantic model in the state of a user."""
 
     text: str
 
 
 @dataclass
 class Place:
-    """Another."""
+    """A dataclass in the state of a user."""
 
     page: int
 
@@ -124,19 +124,19 @@ class Notes(TypedDict):
     found: Any
 
 
-def runs(command: str) -> ormsgpack.Ext:
-    """What a state holds where reading it is to run a command."""
+def exploit(command: str) -> ormsgpack.Ext:
+    """A msgpack extension that runs a command if it is decoded unchecked."""
     return ormsgpack.Ext(0, ormsgpack.packb(("os", "system", command)))
 
 
-def crafted(state: bytes, command: str) -> bytes:
-    """A kept state in which a value is such a thing."""
-    found = ormsgpack.unpackb(state, ext_hook=lambda code, data: ormsgpack.Ext(code, data))
-    found["channel_values"]["found"] = [runs(command)]
-    return ormsgpack.packb(found)
+def crafted(stored: bytes, command: str) -> bytes:
+    """A checkpoint with such an extension in a channel."""
+    checkpoint = ormsgpack.unpackb(stored, ext_hook=lambda code, data: ormsgpack.Ext(code, data))
+    checkpoint["channel_values"]["found"] = [exploit(command)]
+    return ormsgpack.packb(checkpoint)
 
 
-def remembering(saver: Any) -> Any:
+def graph_with(saver: Any) -> Any:
     builder = StateGraph(Notes)
     builder.add_node("look", lambda state: {"found": state["found"]})
     builder.add_edge(START, "look")
@@ -147,43 +147,45 @@ def remembering(saver: Any) -> Any:
 CONFIG: RunnableConfig = {"configurable": {"thread_id": "t"}}
 
 
-def test_a_crafted_file_runs_no_code(tmp_path: Path) -> None:
+def test_crafted_sqlite_checkpoint_runs_no_code(tmp_path: Path) -> None:
     file, marker = tmp_path / "c.sqlite", tmp_path / "marker"
     with checkpointer(file) as saver:
-        remembering(saver).invoke({"found": "tea"}, CONFIG)
+        graph_with(saver).invoke({"found": "tea"}, CONFIG)
     with closing(sqlite3.connect(file)) as connection:
         for key, state in connection.execute("SELECT rowid, checkpoint FROM checkpoints").fetchall():
             connection.execute(
                 "UPDATE checkpoints SET checkpoint = ? WHERE rowid = ?", (crafted(state, f"touch {marker}"), key)
             )
-        connection.execute("UPDATE writes SET type = 'msgpack', value = ?", (ormsgpack.packb(runs(f"touch {marker}")),))
+        connection.execute(
+            "UPDATE writes SET type = 'msgpack', value = ?", (ormsgpack.packb(exploit(f"touch {marker}")),)
+        )
         connection.commit()
     with checkpointer(file) as saver:
-        graph = remembering(saver)
+        graph = graph_with(saver)
         assert graph.get_state(CONFIG).values == {"found": [f"touch {marker}"]}
         assert list(graph.get_state_history(CONFIG))
         graph.invoke({"found": "more"}, CONFIG)
     assert not marker.exists()
-    with SqliteSaver.from_conn_string(str(file)) as lax:  # what LangGraph does by itself, or this shows nothing
-        list(lax.list(CONFIG))
+    with SqliteSaver.from_conn_string(str(file)) as default:  # LangGraph's default runs it: the exploit is real
+        list(default.list(CONFIG))
     assert marker.exists()
 
 
-def test_a_crafted_database_runs_no_code(database: str, tmp_path: Path) -> None:
+def test_crafted_postgres_checkpoint_runs_no_code(database: str, tmp_path: Path) -> None:
     import psycopg
 
     marker = tmp_path / "marker"
     with checkpointer(database) as saver:
-        remembering(saver).invoke({"found": ["tea"]}, CONFIG)  # a list is kept in a blob of its own
+        graph_with(saver).invoke({"found": ["tea"]}, CONFIG)  # a list is stored in a separate blob
     with psycopg.connect(database) as connection:
-        state = ormsgpack.packb([runs(f"touch {marker}")])
+        blob = ormsgpack.packb([exploit(f"touch {marker}")])
         changed = connection.execute(
             "UPDATE checkpoint_blobs SET type = 'msgpack', blob = %s WHERE channel = 'found' AND thread_id = 't'",
-            (state,),
+            (blob,),
         )
         assert changed.rowcount
     with checkpointer(database) as saver:
-        assert remembering(saver).get_state(CONFIG).values == {"found": [f"touch {marker}"]}
+        assert graph_with(saver).get_state(CONFIG).values == {"found": [f"touch {marker}"]}
     assert not marker.exists()
 
 
@@ -199,38 +201,38 @@ VALUES = [
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
-def test_what_states_hold_comes_back(value: Any, tmp_path: Path) -> None:
+def test_values_of_a_state_survive_a_checkpoint(value: Any, tmp_path: Path) -> None:
     with checkpointer(tmp_path / "c.sqlite") as saver:
-        graph = remembering(saver)
+        graph = graph_with(saver)
         graph.invoke({"found": value}, CONFIG)
         assert graph.get_state(CONFIG).values["found"] == value
 
 
-def test_types_of_ones_own_come_back_if_they_are_allowed(tmp_path: Path) -> None:
+def test_custom_types_are_restored_only_if_they_are_allowed(tmp_path: Path) -> None:
     file = tmp_path / "c.sqlite"
-    found = [Finding(text="tea"), Place(3)]
+    values = [Finding(text="tea"), Place(3)]
     with checkpointer(file, allow=[Finding, Place]) as saver:
-        graph = remembering(saver)
-        graph.invoke({"found": found}, CONFIG)
-        assert graph.get_state(CONFIG).values["found"] == found
+        graph = graph_with(saver)
+        graph.invoke({"found": values}, CONFIG)
+        assert graph.get_state(CONFIG).values["found"] == values
     with checkpointer(file) as saver:
-        assert remembering(saver).get_state(CONFIG).values["found"] == [{"text": "tea"}, {"page": 3}]
+        assert graph_with(saver).get_state(CONFIG).values["found"] == [{"text": "tea"}, {"page": 3}]
 
 
-def test_the_projects_of_the_langgraph_server_are_as_strict() -> None:
-    own = json.loads((Path(__file__).parents[2] / "langgraph.json").read_text(encoding="utf-8"))
-    new = json.loads(project_files("x", "react")["langgraph.json"])
-    for settings in (own, new):
+def test_langgraph_json_enables_strict_msgpack() -> None:
+    repository = json.loads((Path(__file__).parents[2] / "langgraph.json").read_text(encoding="utf-8"))
+    new_project = json.loads(project_files("x", "react")["langgraph.json"])
+    for settings in (repository, new_project):
         assert settings["env"]["LANGGRAPH_STRICT_MSGPACK"] == "true"
         assert settings["checkpointer"]["serde"] == {"allowed_msgpack_modules": None, "pickle_fallback": False}
 
 
-def test_an_error_of_the_run_is_not_one_of_the_checkpoints(tmp_path: Path) -> None:
+def test_error_of_a_run_passes_the_checkpointer_unchanged(tmp_path: Path) -> None:
     with pytest.raises(BrokenPipeError), checkpointer(tmp_path / "c.sqlite"):
         raise BrokenPipeError
 
 
-def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+def test_file_that_is_no_database_is_rejected_and_an_empty_one_is_accepted(tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
     for text in ("x", "not a database, but long enough to be looked at as one" * 20):
         file.write_text(text)
@@ -242,14 +244,14 @@ def test_a_file_that_is_no_database(tmp_path: Path) -> None:
         pass
 
 
-def test_a_database_that_is_not_there_and_its_password(tmp_path: Path) -> None:
+def test_error_of_an_unreachable_database_hides_the_password(tmp_path: Path) -> None:
     address = f"postgresql://somebody:secret@/nowhere?host={tmp_path}"
     with pytest.raises(ConfigurationError, match="cannot be kept in the database") as raised, checkpointer(address):
         pytest.fail("opened")
     assert "secret" not in str(raised.value)
 
 
-def test_without_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_postgres_driver_is_reported_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with (
         pytest.raises(MissingExtraError, match=r"lookahead-agent\[postgres\]"),
@@ -258,15 +260,15 @@ def test_without_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.fail("opened")
 
 
-def test_a_chunk_in_a_state_is_one_again_and_its_call_is_not_completed(tmp_path: Path) -> None:
-    begun = '<tool_call>{"name": "write_note", "arguments": {"text": "ab'
-    llm = scripted_chat(begun, policy="off").bind_tools([write_note])
+def test_restored_chunk_keeps_its_incomplete_tool_call_invalid(tmp_path: Path) -> None:
+    incomplete = '<tool_call>{"name": "write_note", "arguments": {"text": "ab'
+    llm = scripted_chat(incomplete, policy="off").bind_tools([write_note])
 
     def stream(state: dict[str, Any]) -> dict[str, Any]:
         first, *others = llm.stream("q")
         return {"reply": sum(others, first)}
 
-    graph = StateGraph(_Streamed).add_node("stream", stream).add_edge(START, "stream")
+    graph = StateGraph(StreamedState).add_node("stream", stream).add_edge(START, "stream")
     thread: RunnableConfig = {"configurable": {"thread_id": "1"}}
     with checkpointer(tmp_path / "states.sqlite") as saver:
         graph.compile(checkpointer=saver).invoke({"reply": None}, thread)
@@ -276,5 +278,5 @@ def test_a_chunk_in_a_state_is_one_again_and_its_call_is_not_completed(tmp_path:
     assert (reply.tool_calls, len(reply.invalid_tool_calls)) == ([], 1)
 
 
-class _Streamed(TypedDict):
+class StreamedState(TypedDict):
     reply: Any
