@@ -68,9 +68,7 @@ class SharedDraftPair(Pair):
         ids = [*self.target.lines.prefixes[number], *self.target.lines.tokens[number]]
         return self.tokenizer.decode(ids[len(self.prompt) :])
 
-    async def reply_unverified(
-        self, settings: DecodingSettings | None = None, sampling: Sampling | None = None
-    ) -> Reply:
+    async def speculate(self, settings: DecodingSettings | None = None, sampling: Sampling | None = None) -> Reply:
         """Generate a reply in which the draft proposes tokens and no step is verified."""
         reply = await lookahead(self.request(sampling), self.target, self.draft, None, settings)
         self.check_accounts(reply)
@@ -79,7 +77,7 @@ class SharedDraftPair(Pair):
 
 def test_target_without_a_verifier_receives_draft_tokens_and_accepts_no_step() -> None:
     pair = SharedDraftPair(STEPS, STEPS)
-    reply = run_in_virtual_time(pair.reply_unverified())
+    reply = run_in_virtual_time(pair.speculate())
     assert reply.text == "".join(STEPS)
     assert reply.report.steps == 4
     assert reply.report.accepted == 0
@@ -91,7 +89,7 @@ def test_target_without_a_verifier_receives_draft_tokens_and_accepts_no_step() -
 
 def test_draft_restarts_from_the_targets_text_after_a_divergence() -> None:
     pair = SharedDraftPair(STEPS, OTHER)
-    reply = run_in_virtual_time(pair.reply_unverified())
+    reply = run_in_virtual_time(pair.speculate())
     assert reply.text == "".join(STEPS)
     prefixes = [pair.tokenizer.decode(prefix[len(pair.prompt) :]) for prefix in pair.target.lines.prefixes]
     assert prefixes[0] == ""
@@ -103,14 +101,14 @@ def test_slow_draft_restarts_from_the_targets_latest_token_without_delaying_it()
     fast = [ScriptedStep("one two three four five six seven eight nine ten.\n\n", 1), ScriptedStep("Done.", 1)]
     slow = [ScriptedStep("one two three four five six seven eight nine ten.\n\n", 60), ScriptedStep("Done.", 1)]
     pair = SharedDraftPair(fast, slow)
-    reply = run_in_virtual_time(pair.reply_unverified())
+    reply = run_in_virtual_time(pair.speculate())
     assert reply.report.seconds["total"] == pytest.approx(2), "the target does not wait for the draft"
     assert len(pair.target.lines.prefixes) > 2
 
 
 def test_draft_stays_idle_if_shared_draft_is_disabled() -> None:
     pair = SharedDraftPair(STEPS, STEPS)
-    reply = run_in_virtual_time(pair.reply_unverified(DecodingSettings(shared_draft=False)))
+    reply = run_in_virtual_time(pair.speculate(DecodingSettings(shared_draft=False)))
     assert reply.report.draft_tokens.generated == 0
 
 
@@ -121,7 +119,7 @@ def test_seeded_sampling_gets_no_draft_tokens() -> None:
         (Sampling(max_tokens=99, seed=1), True),
     ):
         pair = SharedDraftPair(STEPS, STEPS)
-        reply = run_in_virtual_time(pair.reply_unverified(sampling=sampling))
+        reply = run_in_virtual_time(pair.speculate(sampling=sampling))
         assert (reply.report.draft_tokens.generated > 0) == expected
 
 
@@ -139,7 +137,7 @@ def test_target_receives_draft_steps_and_the_follower_continues_after_a_divergen
 def test_failed_draft_without_a_verifier_leaves_the_reply_unchanged() -> None:
     broken = [ScriptedStep("First", 1, error="out of memory")] * 4
     pair = SharedDraftPair(STEPS, broken)
-    reply = run_in_virtual_time(pair.reply_unverified())
+    reply = run_in_virtual_time(pair.speculate())
     assert reply.text == "".join(STEPS)
     assert len(pair.target.lines.prefixes) == 1
 
