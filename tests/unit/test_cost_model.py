@@ -27,12 +27,12 @@ from tests.unit.conftest import MeasureWith
 from tests.unit.test_cli import run
 
 
-def by_mode(costs: MachineCosts, acceptance: Acceptance) -> dict[str, Setting]:
+def setting_by_mode(costs: MachineCosts, acceptance: Acceptance) -> dict[str, Setting]:
     return {setting.mode: setting for setting in best_settings(costs, acceptance)}
 
 
-def speeds(costs: MachineCosts, acceptance: Acceptance) -> dict[str, float]:
-    return {mode: setting.speedup for mode, setting in by_mode(costs, acceptance).items()}
+def speedup_by_mode(costs: MachineCosts, acceptance: Acceptance) -> dict[str, float]:
+    return {mode: setting.speedup for mode, setting in setting_by_mode(costs, acceptance).items()}
 
 
 class MeteredEngine:
@@ -64,7 +64,7 @@ class MeteredEngine:
             self.in_flight -= 1
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 async def test_measure_returns_seconds_per_token_by_batch_size() -> None:
@@ -121,38 +121,38 @@ SMALL = MachineCosts(
 
 def test_step_and_token_speculation_win_together_under_the_papers_assumptions() -> None:
     assert best_settings(FREE, Acceptance(0.8, 0.7))[0].mode == "lr+sd"
-    settings = by_mode(FREE, Acceptance(0.8, 0.7))
+    settings = setting_by_mode(FREE, Acceptance(0.8, 0.7))
     assert settings["off"].speedup == 1
     assert settings["lr"].speedup > 2.5
     assert settings["lr"].depth >= 4
 
 
 def test_token_speculation_alone_wins_on_two_cores() -> None:
-    speedups = speeds(SMALL, Acceptance(0.6, 0.8))
+    speedups = speedup_by_mode(SMALL, Acceptance(0.6, 0.8))
     assert speedups["sd"] > 1.3
     assert speedups["lr"] < 1
     assert max(speedups, key=lambda mode: speedups[mode]) == "sd"
 
 
 def test_shared_draft_wins_only_where_the_draft_does_not_slow_the_target() -> None:
-    free = speeds(FREE, Acceptance(0.0, 0.8))
+    free = speedup_by_mode(FREE, Acceptance(0.0, 0.8))
     assert free["shared_draft"] > free["sd"] > 1
     assert free["shared_draft"] <= shared_draft_speedup(0.8, FREE.c)
     assert free["lr+shared_draft"] <= 1.05 * free["shared_draft"], "no step is accepted"
-    small = speeds(SMALL, Acceptance(0.0, 0.8))
+    small = speedup_by_mode(SMALL, Acceptance(0.0, 0.8))
     assert small["shared_draft"] < small["sd"], "the target lacks the core that the draft uses"
-    paraphrased = speeds(FREE, Acceptance(0.9, 0.3))
+    paraphrased = speedup_by_mode(FREE, Acceptance(0.9, 0.3))
     assert paraphrased["lr+shared_draft"] > 1.5 * paraphrased["shared_draft"]
 
 
 def test_slow_verdicts_reduce_the_speedup() -> None:
-    quick, slow = (speeds(FREE, Acceptance(0.8, 0.0, 40, seconds))["lr"] for seconds in (0.0, 3.0))
-    assert slow < quick
+    fast, slow = (speedup_by_mode(FREE, Acceptance(0.8, 0.0, 40, seconds))["lr"] for seconds in (0.0, 3.0))
+    assert slow < fast
 
 
 @pytest.mark.parametrize("token_alpha", [0.0, 0.7])
 def test_higher_token_acceptance_never_lowers_the_speedup(token_alpha: float) -> None:
-    lower, higher = (speeds(FREE, Acceptance(0.0, accepted)) for accepted in (token_alpha, token_alpha + 0.1))
+    lower, higher = (speedup_by_mode(FREE, Acceptance(0.0, accepted)) for accepted in (token_alpha, token_alpha + 0.1))
     assert higher["sd"] >= lower["sd"] - 1e-9
     assert lower["lr"] <= 1.05, "no step is accepted"
 

@@ -203,8 +203,8 @@ def test_client_ignores_a_daemon_with_other_engines(client: ChatLookahead, caplo
             client.invoke("?")  # tries to start its own engines, without weights
         assert "are not these" in caplog.text
         for path in (CHAT_PATH, WARM_PATH):
-            answer = post_as(client, "{}", path)
-            assert (answer.status_code, answer.json()["error"]["type"]) == (409, "invalid_request_error")
+            response = post_as(client, "{}", path)
+            assert (response.status_code, response.json()["error"]["type"]) == (409, "invalid_request_error")
         assert writer.replies == 0
     without_daemon = client.model_copy(update={"use_daemon": False})
     with serving_private_api(served, digest(client)):
@@ -257,7 +257,7 @@ def test_daemon_refuses_connections_of_other_users(tmp_path: Path) -> None:
         open_socket.chmod(0o666)
         script = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.sendall("
         script += "b'GET /health HTTP/1.0\\r\\n\\r\\n'); print(s.recv(100))"
-        for user, answer in ((0, "200 OK"), (65534, "")):
+        for user, expected in ((0, "200 OK"), (65534, "")):
             process = subprocess.run(
                 ["/usr/bin/env", "python3", "-c", script, str(open_socket)],
                 user=user,
@@ -266,7 +266,7 @@ def test_daemon_refuses_connections_of_other_users(tmp_path: Path) -> None:
                 text=True,
                 check=False,
             )
-            assert answer in process.stdout
+            assert expected in process.stdout
             assert ("200 OK" in process.stdout) == (user == 0), process.stderr
 
 
@@ -283,14 +283,14 @@ def test_incompatible_server_on_the_socket_raises_engine_error(client: ChatLooka
     with bound_socket() as listener:
         listener.listen()
 
-        def answer() -> None:
+        def respond() -> None:
             listener.accept()[0].close()
             connection, _ = listener.accept()
             with connection:
                 connection.recv(65536)
                 connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
 
-        thread = threading.Thread(target=answer)
+        thread = threading.Thread(target=respond)
         thread.start()
         with pytest.raises(EngineError, match=rf"no server of this version: `kill {os.getpid()}`"):
             client.invoke("?")
@@ -379,9 +379,9 @@ def test_forked_processes_use_the_daemon(client: ChatLookahead) -> None:
 def test_malformed_requests_get_400_and_the_daemon_keeps_serving(client: ChatLookahead, content: str) -> None:
     with serving_private_api(scripted_chat("Fine."), digest(client)):
         for path in (CHAT_PATH, WARM_PATH):
-            answer = post_as(client, content, path)
-            assert answer.status_code == 400
-            assert "cannot be read" in answer.json()["error"]["message"]
+            response = post_as(client, content, path)
+            assert response.status_code == 400
+            assert "cannot be read" in response.json()["error"]["message"]
         assert client.invoke("?").text == "Fine."
 
 
@@ -397,10 +397,10 @@ def test_clients_without_the_engines_header_get_the_public_api(client: ChatLooka
     assert [chunk["lookahead"].keys() for chunk in chunks if "lookahead" in chunk] == [
         {"policy", "steps", "accepted", "acceptance_rate", "speculation_disabled"}
     ]
-    with serving(scripted_chat("Fine.")) as (url, _):  # the public server of other programs
+    with serving(scripted_chat("Fine.")) as (url, _):  # the public server, for other programs
         extra = {**body, "lookahead": {}}
-        answer = httpx.post(url + CHAT_PATH, json=extra, headers={ENGINES_HEADER: digest(client)})
-        assert answer.status_code == 400
+        response = httpx.post(url + CHAT_PATH, json=extra, headers={ENGINES_HEADER: digest(client)})
+        assert response.status_code == 400
         assert httpx.get(url + "/v1/lookahead/status").status_code == 404
         assert httpx.post(url + WARM_PATH, json=extra, headers={ENGINES_HEADER: digest(client)}).status_code == 404
 

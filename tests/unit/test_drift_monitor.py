@@ -75,13 +75,13 @@ TOKENS = ScriptedTokenizer()
 def chat(yes_logprob: float, **fields: Any) -> tuple[ChatLookahead, ScriptedEngine]:
     """Return a chat model whose draft paraphrases the target, and the target, which judges with a fixed logprob."""
     reply = [ScriptedStep("One thing.\n\n"), ScriptedStep("Another.\n\n"), ScriptedStep("The end.")]
-    other = [ScriptedStep("A thing.\n\n"), ScriptedStep("Another one.\n\n"), ScriptedStep("The end.")]
+    paraphrase = [ScriptedStep("A thing.\n\n"), ScriptedStep("Another one.\n\n"), ScriptedStep("The end.")]
     target = ScriptedEngine(
         TOKENS,
-        lambda _, begun: reply[begun.count("\n\n") :],
+        lambda _, prefix: reply[prefix.count("\n\n") :],
         logprobs={"yes": yes_logprob, "no": -1.0},
     )
-    draft = ScriptedEngine(TOKENS, lambda _, begun: other[begun.count("\n\n") :])
+    draft = ScriptedEngine(TOKENS, lambda _, prefix: paraphrase[prefix.count("\n\n") :])
     engines = EngineSet(target, draft, AlwaysSimilar(), names=NAMES)
     return ChatLookahead(engines=engines, policy="risk=0.05", temperature=0.0, **fields), target
 

@@ -41,20 +41,20 @@ def test_identical_draft_is_accepted_throughout_and_saves_time() -> None:
     assert reply.report.seconds["draft"] == pytest.approx(4)
 
 
-def test_each_committed_step_streams_as_one_piece() -> None:
+def test_each_committed_step_streams_as_one_delta() -> None:
     pair = Pair(STEPS, STEPS)
     pair.run()
     assert pair.pieces == STEPS
 
 
 def test_accepted_steps_keep_the_drafts_text() -> None:
-    other = ["Firstly this.\n\n", "Thereafter that.\n\n", "Thus it is 4.\n\n", "Finished."]
-    assert Pair(STEPS, other).run(ACCEPT_ALL).text == "".join(other)
+    paraphrased = ["Firstly this.\n\n", "Thereafter that.\n\n", "Thus it is 4.\n\n", "Finished."]
+    assert Pair(STEPS, paraphrased).run(ACCEPT_ALL).text == "".join(paraphrased)
 
 
 def test_rejected_steps_are_replaced_by_the_targets() -> None:
-    other = ["Firstly this.\n\n", "Thereafter that.\n\n", "Thus it is 4.\n\n", "Finished."]
-    pair = Pair(STEPS, other)
+    paraphrased = ["Firstly this.\n\n", "Thereafter that.\n\n", "Thus it is 4.\n\n", "Finished."]
+    pair = Pair(STEPS, paraphrased)
     reply = pair.run(REJECT_ALL)
     assert reply.text == "".join(STEPS)
     assert reply.report.accepted == 0
@@ -63,10 +63,10 @@ def test_rejected_steps_are_replaced_by_the_targets() -> None:
 
 
 def test_hedging_keeps_the_targets_speed_if_every_step_is_rejected() -> None:
-    other = ["Firstly this.\n\n", "Thereafter that.\n\n", "Thus it is 4.\n\n", "Finished."]
+    paraphrased = ["Firstly this.\n\n", "Thereafter that.\n\n", "Thus it is 4.\n\n", "Finished."]
     slow_reject = ScriptedVerifier(lambda draft, target: False, seconds=2.0)
-    hedged = Pair(STEPS, other).run(slow_reject, DecodingSettings(hedge=True))
-    unhedged = Pair(STEPS, other).run(slow_reject, DecodingSettings(hedge=False))
+    hedged = Pair(STEPS, paraphrased).run(slow_reject, DecodingSettings(hedge=True))
+    unhedged = Pair(STEPS, paraphrased).run(slow_reject, DecodingSettings(hedge=False))
     alone = Pair(STEPS, None).run()
     # Hedging cannot hide the verdict on the last step, because no step follows it.
     assert hedged.report.seconds["total"] <= alone.report.seconds["total"] + 2.0
@@ -74,9 +74,9 @@ def test_hedging_keeps_the_targets_speed_if_every_step_is_rejected() -> None:
 
 
 def test_steps_with_mixed_verdicts_commit_in_order() -> None:
-    other = ["Firstly this.\n\n", "Then that.\n\n", "So it is 5.\n\n", "Done."]
+    paraphrased = ["Firstly this.\n\n", "Then that.\n\n", "So it is 5.\n\n", "Done."]
     verifier = ScriptedVerifier(lambda draft, target: "5" not in draft, seconds=0.5)
-    reply = Pair(STEPS, other).run(verifier)
+    reply = Pair(STEPS, paraphrased).run(verifier)
     assert reply.text == "Firstly this.\n\nThen that.\n\nSo it is 4.\n\nDone."
     assert reply.report.accepted == 3
 

@@ -172,10 +172,10 @@ async def test_reflection_resumes_from_a_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("build", "answer"), [(build_reflection, "A better poem."), (build_self_consistency, "So.")])
 async def test_templates_stream_their_final_message(build: Any, answer: str) -> None:
     graph = build(model({**REVIEWS, "You answer a question": "So."}, temperature=0.5))
-    pieces: dict[str | None, str] = {}
+    texts: dict[str | None, str] = {}
     async for message, _ in graph.astream({"messages": [("human", "Write.")]}, stream_mode="messages"):
-        pieces[message.id] = pieces.get(message.id, "") + message.text
-    assert answer in pieces.values()
+        texts[message.id] = texts.get(message.id, "") + message.text
+    assert answer in texts.values()
     final = (await ask(graph, "Write.", "ainvoke"))["messages"][-1]
     assert final.text == answer
 
