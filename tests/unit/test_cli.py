@@ -1,4 +1,4 @@
-"""The command line up to where models would load."""
+"""The command line without models: invalid arguments, help, installation and JSON output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lookahead_agent.cli.app import run_command
 from tests.unit.chat import scripted_chat
 
 
-def test_leaving_is_after_threads_and_exit_handlers_and_keeps_the_exit_code() -> None:
+def test_leave_runs_threads_and_exit_handlers_skips_teardown_and_keeps_the_exit_code() -> None:
     script = (
         "import atexit, sys, threading, time\n"
         "from lookahead_agent.cli.app import _leave\n"
@@ -83,7 +83,7 @@ def run(*arguments: str, chat_class: Callable[..., Any] | None = None) -> int:
         (["serve", "--queue", "-1"], "--queue"),
     ],
 )
-def test_bad_arguments_exit_with_2_before_anything_loads(
+def test_invalid_arguments_exit_with_2_and_an_error_on_stderr(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("LOOKAHEAD_SERVER_KEY", raising=False)
@@ -93,34 +93,34 @@ def test_bad_arguments_exit_with_2_before_anything_loads(
     assert captured.out == ""
 
 
-def test_a_dataset_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_dataset_exits_with_2_and_names_the_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "problems.jsonl"
     file.write_text('{"id": 1}\n')
     assert run("bench", "--dataset", str(file)) == 2
     assert "line 1" in capsys.readouterr().err
 
 
-def test_models_list(capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_list_prints_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("models", "list") == 0
     out = capsys.readouterr().out
     for name in ("qwen2.5-coder-1.5b", "qwen3-32b", "qwen3-8b", "deepseek-r1-distill-qwen-32b"):
         assert name in out
 
 
-def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_and_help_exit_with_0(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--version") == 0
     assert capsys.readouterr().out.strip() == "0.1.0"
     assert run("ask", "--help") == 0
     assert "--max-tokens" in capsys.readouterr().out
 
 
-def test_it_is_installed_as_a_command() -> None:
+def test_console_script_is_installed() -> None:
     command = Path(sys.executable).parent / "lookahead-agent"
     result = subprocess.run([command, "--version"], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "0.1.0"
 
 
-def test_depth_changes_the_policy() -> None:
+def test_depth_overrides_the_policy_except_off_and_engine_args_are_parsed() -> None:
     from lookahead_agent.cli.options import engine_arguments, policy_of
 
     assert policy_of("balanced", 7).depth == 7
@@ -128,7 +128,7 @@ def test_depth_changes_the_policy() -> None:
     assert engine_arguments(["dtype=float32", "max-model-len=4096"]) == {"dtype": "float32", "max_model_len": 4096}
 
 
-def test_json_of_ask_has_what_is_promised(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ask_json_has_the_documented_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("ask", "?", "--json", chat_class=lambda **_: scripted_chat("It is 4.", return_token_ids=True)) == 0
     result = json.loads(capsys.readouterr().out)
     assert {"text", "tool_calls", "lookahead", "usage", "seconds", "token_ids"} <= set(result)

@@ -18,40 +18,40 @@ from lookahead_agent.testing import scripted_chat, scripted_replies
 from tests.unit.test_cli import run
 from tests.unit.test_examples import reply_to
 
-OWN = template("graphs", "plan_execute").POLICIES
+BASE = template("graphs", "plan_execute").POLICIES
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ((), OWN),
-        (("--policy", "fast"), dict.fromkeys(OWN, "fast")),
-        (("--node-policy", "planner=fast"), OWN | {"planner": "fast"}),
-        (("--depth", "2"), {"planner": OWN["planner"] + ":depth=2", "executor": "off", "finisher": "strict:depth=2"}),
+        ((), BASE),
+        (("--policy", "fast"), dict.fromkeys(BASE, "fast")),
+        (("--node-policy", "planner=fast"), BASE | {"planner": "fast"}),
+        (("--depth", "2"), {"planner": BASE["planner"] + ":depth=2", "executor": "off", "finisher": "strict:depth=2"}),
         (
             ("--node-policy", "executor=strict", "--node-policy", "finisher=off", "--depth", "3"),
-            {"planner": OWN["planner"] + ":depth=3", "executor": "strict:depth=3", "finisher": "off"},
+            {"planner": BASE["planner"] + ":depth=3", "executor": "strict:depth=3", "finisher": "off"},
         ),
     ],
 )
-def test_what_is_not_said_is_as_in_the_template(
+def test_nodes_without_a_policy_option_keep_the_templates_policy(
     arguments: tuple[str, ...], expected: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    given: list[dict[str, VerifierPolicy]] = []
+    passed: list[dict[str, VerifierPolicy]] = []
 
     def chat(**fields: Any) -> Any:
-        given.append(fields["policies"])
+        passed.append(fields["policies"])
         return scripted_chat(reply_to, **fields)
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert run("agent", "How many?", *arguments, chat_class=chat) == 0
-    (found,) = given
-    assert {node: _rules(policy) for node, policy in found.items()} == {
-        node: _rules(as_policy(name)) for node, name in expected.items()
+    (policies,) = passed
+    assert {node: _settings(policy) for node, policy in policies.items()} == {
+        node: _settings(as_policy(name)) for node, name in expected.items()
     }
 
 
-def _rules(policy: VerifierPolicy) -> dict[str, Any]:
+def _settings(policy: VerifierPolicy) -> dict[str, Any]:
     return policy.model_dump(exclude={"name"})
 
 
@@ -70,13 +70,13 @@ def shop_agent(**fields: Any) -> Any:
 
 
 @pytest.fixture
-def state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def workdir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_the_example_needs_no_arguments(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_agent_without_a_question_runs_the_example(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("agent", "--template", "react", chat_class=shop_agent) == 0
     lines = [line.rstrip(" ─") for line in capsys.readouterr().out.splitlines()]
     assert lines[:2] == ["question", EXAMPLE]
@@ -88,20 +88,20 @@ def test_the_example_needs_no_arguments(state: Path, capsys: pytest.CaptureFixtu
     assert "Answer: It is 834.55 euros." in lines
 
 
-def test_one_object_has_the_conversation(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_is_one_object_with_the_conversation(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("agent", "How much?", "--template", "react", "--json", chat_class=shop_agent) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["answer"] == "It is 834.55 euros."
-    assert [message["role"] for message in said["messages"]] == [
+    output = json.loads(capsys.readouterr().out)
+    assert output["answer"] == "It is 834.55 euros."
+    assert [message["role"] for message in output["messages"]] == [
         "user", "assistant", "tool", "assistant", "tool", "assistant",
     ]  # fmt: skip
-    assert [node["node"] for node in said["nodes"]] == ["thinker", "actor", "finisher"]
+    assert [node["node"] for node in output["nodes"]] == ["thinker", "actor", "finisher"]
 
 
-def test_a_thread_is_resumed_and_asked_again(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_thread_resumes_and_answers_another_question(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--template", "react", "--thread", "t", "--ask-before", "sql", "--json")
-    nobody = patched_input()
-    with nobody:
+    empty_input = patched_input()
+    with empty_input:
         assert run("agent", "How much?", *arguments, chat_class=shop_agent) == 1
         assert "resume with --thread t" in capsys.readouterr().err.replace("\n", " ")
         assert run("agent", "What else?", *arguments, chat_class=shop_agent) == 2
@@ -119,16 +119,16 @@ def test_a_thread_is_resumed_and_asked_again(state: Path, capsys: pytest.Capture
 
 
 def patched_input(*lines: str) -> Any:
-    """Standard input with these lines."""
+    """Replace standard input with these lines."""
     return patch("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
 
 
-def test_what_forced_steps_won_or_cost_is_said(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_prints_time_won_or_cost_by_forced_depth(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--template", "react", "--depth", "4", "--compare", "--trace", "run.html")
     assert run("agent", *arguments, chat_class=shop_agent) == 0
     out = capsys.readouterr().out.replace("\n", " ")
     assert out.index("With the default depth:") < out.index("With --depth 4:")
-    said = r"Draft steps forced by --depth 4: [\d.]+ s, by default [\d.]+ s\. They (won|cost) [\d.]+ s on"
-    assert re.search(said, out)
+    pattern = r"Draft steps forced by --depth 4: [\d.]+ s, by default [\d.]+ s\. They (won|cost) [\d.]+ s on"
+    assert re.search(pattern, out)
     assert "the answers differ" not in out
-    assert (state / "run.html").read_text().startswith("<!")
+    assert (workdir / "run.html").read_text().startswith("<!")

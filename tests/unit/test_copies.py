@@ -1,4 +1,4 @@
-"""Copies of a model share its engines, and none takes them away from another."""
+"""Copies of a model share its engines, which stay open until the last copy closes."""
 
 from __future__ import annotations
 
@@ -36,30 +36,30 @@ COPIES: dict[str, Callable[[ChatLookahead], ChatLookahead]] = {
 }
 
 
-@pytest.mark.parametrize("way", COPIES)
-@pytest.mark.parametrize("first", ["original", "copy"])
-def test_closing_one_leaves_the_other_its_engines(way: str, first: str) -> None:
-    # Arguments that no other test has, whose models would keep the engines.
+@pytest.mark.parametrize("kind", COPIES)
+@pytest.mark.parametrize("closed_first", ["original", "copy"])
+def test_engines_close_with_the_last_copy(kind: str, closed_first: str) -> None:
+    # Unique engine arguments: models of other tests would keep a shared runtime open.
     llm = ChatLookahead(engine_args={"max_num_seqs": 11}, rate_limiter=None)
-    copied = COPIES[way](llm)
+    copied = COPIES[kind](llm)
     runtime = llm.backend.runtime
     assert runtime is not None
     assert copied is not llm
-    assert (copied == llm) == (way != "changed")
+    assert (copied == llm) == (kind != "changed")
     assert copied.backend.runtime is runtime
     assert copied.backend is copied.backend is not llm.backend
     closed: list[bool] = []
     runtime.close = lambda: closed.append(True)  # type: ignore[method-assign]
-    one, other = (llm, copied) if first == "original" else (copied, llm)
+    one, other = (llm, copied) if closed_first == "original" else (copied, llm)
     one.close()
     one.close()
-    assert closed == [], "the other one uses them"
+    assert closed == [], "the other copy still uses the engines"
     other.close()
     assert closed == [True]
 
 
-@pytest.mark.parametrize("way", [name for name in COPIES if name not in ("pickle", "changed")])
-def test_a_copy_is_the_same_model(way: str) -> None:
+@pytest.mark.parametrize("kind", [name for name in COPIES if name not in ("pickle", "changed")])
+def test_copy_has_the_same_fields_and_engines_and_outlives_the_original(kind: str) -> None:
     llm = scripted_chat(
         "It is 4.",
         policies={"planner": VerifierPolicy(verifier="exact")},
@@ -67,7 +67,7 @@ def test_a_copy_is_the_same_model(way: str) -> None:
         rate_limiter=InMemoryRateLimiter(requests_per_second=1000),
         temperature=0.5,
     )
-    copied = COPIES[way](llm)
+    copied = COPIES[kind](llm)
     assert copied.engines is llm.engines
     assert copied.cache is llm.cache
     assert copied.rate_limiter is llm.rate_limiter
@@ -78,23 +78,23 @@ def test_a_copy_is_the_same_model(way: str) -> None:
     assert copied.invoke("again").text == "It is 4."
 
 
-def test_fields_of_a_copy_are_its_own() -> None:
+def test_deepcopy_has_its_own_policies() -> None:
     llm = scripted_chat("It is 4.", policies={"planner": "exact"})
     copied = copy.deepcopy(llm)
     copied.policies["planner"] = "off"
     assert llm.policies == {"planner": "exact"}
 
 
-def test_pickle_makes_the_same_model_from_its_fields() -> None:
-    mine = VerifierPolicy(name="mine", verifier="exact", depth=7)
+def test_pickle_restores_fields_bound_tools_and_secrets() -> None:
+    custom = VerifierPolicy(name="mine", verifier="exact", depth=7)
     llm = ChatLookahead(
-        policies={"planner": mine}, temperature=0.5, stop="END", judge_url="http://j/v1", judge_model="big"
+        policies={"planner": custom}, temperature=0.5, stop="END", judge_url="http://j/v1", judge_model="big"
     )
-    again = pickle.loads(pickle.dumps(llm))
-    assert again.asdict() == llm.asdict()
-    assert again.policies == {"planner": mine}
-    assert again.stop == ["END"]
-    assert again.model_fields_set == llm.model_fields_set
+    restored = pickle.loads(pickle.dumps(llm))
+    assert restored.asdict() == llm.asdict()
+    assert restored.policies == {"planner": custom}
+    assert restored.stop == ["END"]
+    assert restored.model_fields_set == llm.model_fields_set
     bound: Any = pickle.loads(pickle.dumps(llm.bind_tools([add])))
     assert bound.kwargs["tools"][0]["function"]["name"] == "add"
     secret = ChatLookahead(base_url="http://t/v1", api_key="hidden", policy="off")  # type: ignore[arg-type]
@@ -103,14 +103,14 @@ def test_pickle_makes_the_same_model_from_its_fields() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "llm"),
+    ("field", "llm"),
     [
         ("engines", lambda: scripted_chat("It is 4.")),
         ("rate_limiter", lambda: ChatLookahead(rate_limiter=InMemoryRateLimiter(requests_per_second=1))),
         ("custom_get_token_ids", lambda: ChatLookahead(custom_get_token_ids=lambda text: [len(text)])),
     ],
 )
-def test_pickle_says_what_it_cannot(name: str, llm: Callable[[], ChatLookahead]) -> None:
-    for pickled in (llm(), llm().bind(stop=["END"]), [llm()]):
-        with pytest.raises(ConfigurationError, match=f"{name} cannot be pickled.*pickle a model without it"):
-            pickle.dumps(pickled)
+def test_pickle_error_names_the_field_that_cannot_be_pickled(field: str, llm: Callable[[], ChatLookahead]) -> None:
+    for value in (llm(), llm().bind(stop=["END"]), [llm()]):
+        with pytest.raises(ConfigurationError, match=f"{field} cannot be pickled.*pickle a model without it"):
+            pickle.dumps(value)

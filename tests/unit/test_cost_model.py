@@ -1,4 +1,4 @@
-"""Measured costs, and the settings that are predicted to be fastest."""
+"""Measured batch costs, and the settings that are predicted to be fastest."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from tests.unit.conftest import MeasureWith
 from tests.unit.test_cli import run
 
 
-def by_mode(costs: MachineCosts, acceptance: Acceptance) -> dict[str, Setting]:
+def setting_by_mode(costs: MachineCosts, acceptance: Acceptance) -> dict[str, Setting]:
     return {setting.mode: setting for setting in best_settings(costs, acceptance)}
 
 
-def speeds(costs: MachineCosts, acceptance: Acceptance) -> dict[str, float]:
-    return {mode: setting.speedup for mode, setting in by_mode(costs, acceptance).items()}
+def speedup_by_mode(costs: MachineCosts, acceptance: Acceptance) -> dict[str, float]:
+    return {mode: setting.speedup for mode, setting in setting_by_mode(costs, acceptance).items()}
 
 
 class MeteredEngine:
-    """Takes 10 ms a token alone, and 2 ms more for each other reply, on a clock of its own."""
+    """Simulates 10 ms per token on its own clock. Each concurrent reply adds 2 ms."""
 
     def __init__(self) -> None:
         self.tokenizer = ScriptedTokenizer()
@@ -45,14 +45,14 @@ class MeteredEngine:
         self.healthy = True
         self.in_flight = 0
         self.now = 0.0
-        self.most = 0
+        self.peak_in_flight = 0
         self._turn = asyncio.Event()
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
         assert len(prompt_ids) + sampling.max_tokens <= self.context_length
         assert sampling.allowed_token_ids
         self.in_flight += 1
-        self.most = max(self.most, self.in_flight)
+        self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
         try:
             await asyncio.sleep(0)
             for number in range(sampling.max_tokens):
@@ -64,34 +64,34 @@ class MeteredEngine:
             self.in_flight -= 1
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
-async def test_costs_are_measured_per_token_of_each_reply() -> None:
+async def test_measure_returns_seconds_per_token_by_batch_size() -> None:
     engine = MeteredEngine()
     costs = await measure(engine, (1, 2, 4), now=lambda: engine.now)
-    assert engine.most == 4
+    assert engine.peak_in_flight == 4
     assert engine.in_flight == 0
     assert costs.seconds[1] == pytest.approx(0.010, rel=0.02)
     assert costs.seconds[2] == pytest.approx(0.012, rel=0.1)
     assert costs.seconds[4] == pytest.approx(0.016, rel=0.1)
 
 
-async def test_another_engine_writes_meanwhile_and_stops() -> None:
+async def test_measure_runs_one_request_on_the_other_engine_and_aborts_it() -> None:
     engine, other = MeteredEngine(), MeteredEngine()
     await measure(engine, (1,), beside=other, now=lambda: engine.now)
-    assert other.most == 1
+    assert other.peak_in_flight == 1
     assert other.in_flight == 0
 
 
-async def test_a_context_that_is_too_short() -> None:
+async def test_measure_refuses_a_context_that_is_too_short() -> None:
     engine = MeteredEngine()
     engine.context_length = 10
     with pytest.raises(ConfigurationError, match="10 tokens is too short"):
         await measure(engine)
 
 
-def test_costs_between_and_beyond_what_was_measured() -> None:
+def test_batch_costs_are_interpolated_and_extrapolated() -> None:
     costs = BatchCosts(seconds={1: 0.1, 3: 0.12, 7: 0.24})
     assert costs.at(1) == 0.1
     assert costs.at(2) == pytest.approx(0.11)
@@ -108,7 +108,7 @@ def flat(seconds: float) -> BatchCosts:
 
 
 FREE = MachineCosts(target=flat(0.1), beside=flat(0.1), draft=flat(0.01), draft_alone=flat(0.01))
-"""Batches cost nothing, and neither engine slows the other down: the paper's assumptions."""
+"""The paper's assumptions: batching is free and neither engine slows the other down."""
 
 SMALL = MachineCosts(
     target=BatchCosts(seconds={1: 0.12, 4: 0.14, 8: 0.2, 16: 0.35}),
@@ -116,68 +116,68 @@ SMALL = MachineCosts(
     draft=BatchCosts(seconds={1: 0.07, 4: 0.08, 8: 0.12, 16: 0.2}),
     draft_alone=BatchCosts(seconds={1: 0.04, 16: 0.1}),
 )
-"""Two cores: the target loses one of them to the draft."""
+"""A machine with two cores: a running draft takes one of them from the target."""
 
 
-def test_under_the_papers_assumptions_both_levels_win() -> None:
+def test_step_and_token_speculation_win_together_under_the_papers_assumptions() -> None:
     assert best_settings(FREE, Acceptance(0.8, 0.7))[0].mode == "lr+sd"
-    found = by_mode(FREE, Acceptance(0.8, 0.7))
-    assert found["off"].speedup == 1
-    assert found["lr"].speedup > 2.5
-    assert found["lr"].depth >= 4
+    settings = setting_by_mode(FREE, Acceptance(0.8, 0.7))
+    assert settings["off"].speedup == 1
+    assert settings["lr"].speedup > 2.5
+    assert settings["lr"].depth >= 4
 
 
-def test_on_two_cores_token_speculation_wins() -> None:
-    found = speeds(SMALL, Acceptance(0.6, 0.8))
-    assert found["sd"] > 1.3
-    assert found["lr"] < 1
-    assert max(found, key=lambda mode: found[mode]) == "sd"
+def test_token_speculation_alone_wins_on_two_cores() -> None:
+    speedups = speedup_by_mode(SMALL, Acceptance(0.6, 0.8))
+    assert speedups["sd"] > 1.3
+    assert speedups["lr"] < 1
+    assert max(speedups, key=lambda mode: speedups[mode]) == "sd"
 
 
-def test_a_shared_draft_pays_where_the_draft_costs_it_nothing() -> None:
-    free = speeds(FREE, Acceptance(0.0, 0.8))
+def test_shared_draft_wins_only_where_the_draft_does_not_slow_the_target() -> None:
+    free = speedup_by_mode(FREE, Acceptance(0.0, 0.8))
     assert free["shared_draft"] > free["sd"] > 1
     assert free["shared_draft"] <= shared_draft_speedup(0.8, FREE.c)
     assert free["lr+shared_draft"] <= 1.05 * free["shared_draft"], "no step is accepted"
-    small = speeds(SMALL, Acceptance(0.0, 0.8))
-    assert small["shared_draft"] < small["sd"], "a core for the draft is missing to the target"
-    paraphrased = speeds(FREE, Acceptance(0.9, 0.3))
+    small = speedup_by_mode(SMALL, Acceptance(0.0, 0.8))
+    assert small["shared_draft"] < small["sd"], "the target lacks the core that the draft uses"
+    paraphrased = speedup_by_mode(FREE, Acceptance(0.9, 0.3))
     assert paraphrased["lr+shared_draft"] > 1.5 * paraphrased["shared_draft"]
 
 
-def test_slow_verdicts_cost_speed() -> None:
-    quick, slow = (speeds(FREE, Acceptance(0.8, 0.0, 40, seconds))["lr"] for seconds in (0.0, 3.0))
-    assert slow < quick
+def test_slow_verdicts_reduce_the_speedup() -> None:
+    fast, slow = (speedup_by_mode(FREE, Acceptance(0.8, 0.0, 40, seconds))["lr"] for seconds in (0.0, 3.0))
+    assert slow < fast
 
 
 @pytest.mark.parametrize("token_alpha", [0.0, 0.7])
-def test_more_tokens_that_are_accepted_are_never_slower(token_alpha: float) -> None:
-    less, more = (speeds(FREE, Acceptance(0.0, accepted)) for accepted in (token_alpha, token_alpha + 0.1))
-    assert more["sd"] >= less["sd"] - 1e-9
-    assert less["lr"] <= 1.05, "no step is accepted"
+def test_higher_token_acceptance_never_lowers_the_speedup(token_alpha: float) -> None:
+    lower, higher = (speedup_by_mode(FREE, Acceptance(0.0, accepted)) for accepted in (token_alpha, token_alpha + 0.1))
+    assert higher["sd"] >= lower["sd"] - 1e-9
+    assert lower["lr"] <= 1.05, "no step is accepted"
 
 
-def with_logprobs() -> EngineSet:
-    """Engines whose draft finds the first two of three steps likely."""
+def engines_with_logprobs() -> EngineSet:
+    """Return engines whose draft is confident in the first two of three steps."""
     engines = scripted_engines(lambda _: "One.\n\nTwo.\n\nThree.")
     tokenizer = engines.target.tokenizer
     assert isinstance(tokenizer, ScriptedTokenizer)
-    sure = {"One": -0.1, "Two": -0.6, "Three": -0.8}  # the last has less than half
-    engines.draft = ScriptedEngine(tokenizer, reply_script(lambda _: "One.\n\nTwo.\n\nThree."), logprobs=sure)
+    logprobs = {"One": -0.1, "Two": -0.6, "Three": -0.8}  # the last probability is below one half
+    engines.draft = ScriptedEngine(tokenizer, reply_script(lambda _: "One.\n\nTwo.\n\nThree."), logprobs=logprobs)
     return engines
 
 
 def test_acceptance_is_measured_on_problems() -> None:
-    llm = ChatLookahead(engines=with_logprobs(), policy="balanced", streaming=True, return_token_ids=True)
+    llm = ChatLookahead(engines=engines_with_logprobs(), policy="balanced", streaming=True, return_token_ids=True)
     reply = llm.invoke("What?").response_metadata["token_ids"]
-    found = measure_acceptance(llm, [Problem("a", "What?", None), Problem("b", "Which?", None)])
-    assert found.steps == 1
-    assert found.tokens == pytest.approx(2 / len(reply))
-    assert found.step_tokens == pytest.approx(len(reply) / 3)
-    assert found.verifier >= 0
+    acceptance = measure_acceptance(llm, [Problem("a", "What?", None), Problem("b", "Which?", None)])
+    assert acceptance.steps == 1
+    assert acceptance.tokens == pytest.approx(2 / len(reply))
+    assert acceptance.step_tokens == pytest.approx(len(reply) / 3)
+    assert acceptance.verifier >= 0
 
 
-def test_the_command_reads_costs_that_were_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_estimate_reads_measured_costs_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "costs.json"
     file.write_text(SMALL.model_dump_json())
     arguments = ["estimate", "--costs", str(file), "--alpha", "0.6", "--token-alpha", "0.8"]
@@ -191,28 +191,28 @@ def test_the_command_reads_costs_that_were_measured(tmp_path: Path, capsys: pyte
     assert "c = 0.33" in printed
 
 
-def test_the_command_measures_and_keeps_what_it_measured(
+def test_estimate_measures_costs_once_and_stores_them(
     tmp_path: Path, measure_with: MeasureWith, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
 
     def pair(model: str, draft: str | None, **options: Any) -> Any:
-        asked.append({"model": model, "draft": draft, **options})
+        calls.append({"model": model, "draft": draft, **options})
 
     file = tmp_path / "deep" / "costs.json"
     arguments = ["estimate", "--dummy-weights", "--alpha", "0.6", "--token-alpha", "0.8", "--costs", str(file)]
     measure_with(PairMeasurement(pair=pair, costs=lambda *_, **__: FREE))
     for _ in range(2):
         assert run(*arguments, "--engine-arg", "max_model_len=2048") == 0
-    assert len(asked) == 1, "the second time from the file"
-    assert asked[0]["dummy_weights"] is True
-    assert asked[0]["engine_args"] == {"max_model_len": 2048}
+    assert len(calls) == 1, "the second run reads the file"
+    assert calls[0]["dummy_weights"] is True
+    assert calls[0]["engine_args"] == {"max_model_len": 2048}
     assert MachineCosts.model_validate_json(file.read_text()) == FREE
     capsys.readouterr()
 
 
 @pytest.mark.parametrize(
-    ("given", "dummy", "kernels"),
+    ("precisions", "dummy", "kernels"),
     [
         (("auto", "auto"), False, ["int8", "bf16"]),
         (("fp32", "auto"), False, ["fp32", "bf16"]),
@@ -221,8 +221,8 @@ def test_the_command_measures_and_keeps_what_it_measured(
         (("auto", "auto"), True, [None, None]),
     ],
 )
-def test_a_pair_is_measured_in_the_precision_in_which_it_would_run(
-    given: tuple[Any, Any], dummy: bool, kernels: list[str | None]
+def test_pair_is_measured_with_the_precisions_of_engine_selection(
+    precisions: tuple[Any, Any], dummy: bool, kernels: list[str | None]
 ) -> None:
     requests: list[RuntimeSpec] = []
 
@@ -231,33 +231,33 @@ def test_a_pair_is_measured_in_the_precision_in_which_it_would_run(
         assert (target, draft) == (Path("big"), Path("small"))
         return EngineSetup(precision={"target": "int8", "draft": "bf16"})
 
-    found = chosen_kernels(
+    chosen = chosen_kernels(
         choose_models("qwen2.5-coder-1.5b"),
-        {"target": given[0], "draft": given[1]},
+        {"target": precisions[0], "draft": precisions[1]},
         {"max_model_len": 99},
         {"target": Path("big"), "draft": Path("small")},
         dummy,
         select,
     )
-    assert list(found.values()) == kernels
-    assert len(requests) == (not dummy and "auto" in given)
+    assert list(chosen.values()) == kernels
+    assert len(requests) == (not dummy and "auto" in precisions)
     assert all(request.target_arguments == {"max_model_len": 99} for request in requests)
 
 
-def test_acceptance_is_measured_greedily_with_an_engine_for_the_draft(
+def test_estimate_measures_acceptance_greedily_with_a_draft_engine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[dict[str, Any]] = []
+    constructed: list[dict[str, Any]] = []
 
     def chat(**fields: Any) -> ChatLookahead:
-        asked.append(fields)
-        return ChatLookahead(engines=with_logprobs(), policy="balanced", streaming=True, return_token_ids=True)
+        constructed.append(fields)
+        return ChatLookahead(engines=engines_with_logprobs(), policy="balanced", streaming=True, return_token_ids=True)
 
     costs = tmp_path / "costs.json"
     costs.write_text(SMALL.model_dump_json())
     assert run("estimate", "--costs", str(costs), chat_class=chat) == 0
-    assert [fields["temperature"] for fields in asked] == [0.0]
-    assert all(fields["policy"].forces_speculation for fields in asked), "or the draft would have no engine to be asked"
+    assert [fields["temperature"] for fields in constructed] == [0.0]
+    assert all(fields["policy"].forces_speculation for fields in constructed), "otherwise no draft engine would start"
     assert "α = 1.00, of tokens 0.22; 3 tokens a step" in capsys.readouterr().out.replace("\n", " ")
 
 
@@ -272,6 +272,6 @@ def test_acceptance_is_measured_greedily_with_an_engine_for_the_draft(
         (["--costs", __file__, "--alpha", "0.5", "--token-alpha", "0.5"], "no measured costs"),
     ],
 )
-def test_estimates_that_cannot_be(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_estimate_refuses_bad_arguments(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("estimate", *arguments) == 2
     assert message in capsys.readouterr().err.replace("\n", " ")

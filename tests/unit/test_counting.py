@@ -1,4 +1,4 @@
-"""Tokens counted by the target's own tokenizer, the model's profile, and what else LangChain gives by default."""
+"""Token counts of the target's tokenizer, the model profile, and other features of LangChain's base classes."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ def add(a: int, b: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model's folder without weights: nothing that is counted may load a model."""
-    folder = tmp_path_factory.mktemp("model")
-    _tokenizer(folder, TOOLS + WHOLE)
-    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 4096}))
-    return folder
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder without weights: counting must not load a model."""
+    model_folder = tmp_path_factory.mktemp("model")
+    _tokenizer(model_folder, TOOLS + WHOLE)
+    (model_folder / "config.json").write_text(json.dumps({"max_position_embeddings": 4096}))
+    return model_folder
 
 
 @pytest.fixture
-def tokenizer(folder: Path) -> HFTokenizer:
-    return HFTokenizer(folder)
+def tokenizer(model_folder: Path) -> HFTokenizer:
+    return HFTokenizer(model_folder)
 
 
 CALL = AIMessage("", tool_calls=[ToolCall(name="add", args={"a": 1, "b": 2}, id="1")])
@@ -74,7 +74,7 @@ CONVERSATIONS: list[list[Any]] = [
 
 @pytest.mark.parametrize("messages", CONVERSATIONS)
 @pytest.mark.parametrize("tools", [None, [add]])
-def test_a_prompt_has_as_many_tokens_as_were_counted(
+def test_counted_tokens_equal_the_input_tokens_of_the_reply(
     tokenizer: HFTokenizer, messages: list[Any], tools: list[Any] | None
 ) -> None:
     llm, _ = chat_with(tokenizer)
@@ -84,14 +84,14 @@ def test_a_prompt_has_as_many_tokens_as_were_counted(
     assert llm.get_num_tokens_from_messages(messages, tools=tools) == reply.usage_metadata["input_tokens"]
 
 
-def test_tokens_are_counted_without_engines_and_offline(
-    folder: Path, tokenizer: HFTokenizer, monkeypatch: pytest.MonkeyPatch
+def test_counting_needs_neither_engines_nor_network(
+    model_folder: Path, tokenizer: HFTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     text = "pandas.DataFrame.groupby(['größe'])  # 東京"
     for llm in (
-        ChatLookahead(model=str(folder), policy="off", token_speculation="none"),
-        ChatLookahead(model="served", base_url="http://127.0.0.1:1/v1", tokenizer=str(folder), policy="off"),
+        ChatLookahead(model=str(model_folder), policy="off", token_speculation="none"),
+        ChatLookahead(model="served", base_url="http://127.0.0.1:1/v1", tokenizer=str(model_folder), policy="off"),
     ):
         assert llm.get_token_ids(text) == tokenizer.encode(text)
         assert llm.get_num_tokens(text) == len(tokenizer.encode(text))
@@ -102,13 +102,13 @@ def test_tokens_are_counted_without_engines_and_offline(
         llm.get_num_tokens("\ud83d")
 
 
-def test_a_callers_own_counting_goes_first() -> None:
+def test_custom_get_token_ids_takes_precedence() -> None:
     llm = scripted_chat("a", custom_get_token_ids=lambda text: [1] * len(text))
     assert llm.get_num_tokens("abc") == 3
     assert llm.get_num_tokens_from_messages([HumanMessage("abc")]) == len("Human: abc")
 
 
-def test_messages_are_trimmed(tokenizer: HFTokenizer) -> None:
+def test_trim_messages_counts_with_the_models_tokenizer(tokenizer: HFTokenizer) -> None:
     llm, _ = chat_with(tokenizer)
     messages: list[Any] = [
         SystemMessage("Be brief."),
@@ -120,8 +120,8 @@ def test_messages_are_trimmed(tokenizer: HFTokenizer) -> None:
         AIMessage("d"),
         HumanMessage("e"),
     ]
-    everything = llm.get_num_tokens_from_messages(messages)
-    assert trim_messages(messages, max_tokens=everything, token_counter=llm) == messages
+    total_tokens = llm.get_num_tokens_from_messages(messages)
+    assert trim_messages(messages, max_tokens=total_tokens, token_counter=llm) == messages
     kept = trim_messages(messages, max_tokens=80, token_counter=llm, include_system=True, start_on="human")
     assert [message.text for message in kept] == ["Be brief.", "c", "d", "e"]
     assert llm.get_num_tokens_from_messages(kept) <= 80
@@ -131,7 +131,7 @@ def test_messages_are_trimmed(tokenizer: HFTokenizer) -> None:
 
 
 @pytest.mark.parametrize("template", [STRICT, IN_TURN, "{{ raise_exception('never') }}" + END])
-def test_parts_of_conversations_are_counted_whatever_the_template_says(tmp_path: Path, template: str) -> None:
+def test_partial_conversations_are_counted_even_if_the_template_rejects_them(tmp_path: Path, template: str) -> None:
     llm, _ = chat_with(_tokenizer(tmp_path, template))
     parts: list[list[Any]] = [
         [SystemMessage("a" * 50)],
@@ -144,37 +144,37 @@ def test_parts_of_conversations_are_counted_whatever_the_template_says(tmp_path:
         assert llm.get_num_tokens_from_messages(part) >= 50
     assert llm.get_num_tokens_from_messages([HumanMessage("a"), CALL]) > 0
     assert llm.get_num_tokens_from_messages([]) == 0
-    spoken: Any = [("user", "a" * 50), {"role": "assistant", "content": "b"}]
-    assert llm.get_num_tokens_from_messages(spoken) >= 50
+    shorthand: Any = [("user", "a" * 50), {"role": "assistant", "content": "b"}]
+    assert llm.get_num_tokens_from_messages(shorthand) >= 50
     assert llm.get_num_tokens_from_messages([], tools=[add]) > 10
 
 
-def test_the_profile_says_what_the_model_can(folder: Path) -> None:
-    llm = ChatLookahead(model=str(folder), policy="off", max_tokens=100)
+def test_profile_reports_context_length_and_capabilities(model_folder: Path) -> None:
+    llm = ChatLookahead(model=str(model_folder), policy="off", max_tokens=100)
     assert llm.profile is not None
     assert llm.profile["max_input_tokens"] == 4096
     assert llm.profile["max_output_tokens"] == 100
     assert llm.profile["tool_calling"] is True
     assert llm.profile["structured_output"] is True
     assert llm.profile["image_inputs"] is False
-    assert llm.profile["name"] == folder.name
-    small = ChatLookahead(model=str(folder), policy="off", engine_args={"max_model_len": 512})
+    assert llm.profile["name"] == model_folder.name
+    small = ChatLookahead(model=str(model_folder), policy="off", engine_args={"max_model_len": 512})
     assert small.profile is not None
     assert small.profile["max_input_tokens"] == 512
-    own = ChatLookahead(model=str(folder), policy="off", profile={"max_input_tokens": 7})
-    assert own.profile == {"max_input_tokens": 7}
-    thinks = ChatLookahead(model="qwen3-8b", base_url="http://t/v1", policy="off")
-    assert thinks.profile is not None
-    assert thinks.profile["reasoning_output"] is True
-    assert thinks.profile["max_input_tokens"] == 32768
+    custom = ChatLookahead(model=str(model_folder), policy="off", profile={"max_input_tokens": 7})
+    assert custom.profile == {"max_input_tokens": 7}
+    reasoning = ChatLookahead(model="qwen3-8b", base_url="http://t/v1", policy="off")
+    assert reasoning.profile is not None
+    assert reasoning.profile["reasoning_output"] is True
+    assert reasoning.profile["max_input_tokens"] == 32768
     assert llm.backend.running is None
 
 
-def test_a_profile_reads_what_the_hubs_cache_has(folder: Path, tmp_path: Path) -> None:
+def test_profile_reads_the_config_from_the_hub_cache(model_folder: Path, tmp_path: Path) -> None:
     cached = tmp_path / "models--org--name"
     (cached / "refs").mkdir(parents=True)
     (cached / "refs/main").write_text("abc")
-    shutil.copytree(folder, cached / "snapshots/abc")
+    shutil.copytree(model_folder, cached / "snapshots/abc")
     code = (
         "from lookahead_agent import ChatLookahead\n"
         "for model in ('org/name', 'org/other'):\n"
@@ -182,27 +182,27 @@ def test_a_profile_reads_what_the_hubs_cache_has(folder: Path, tmp_path: Path) -
         "    print(profile.get('max_input_tokens'), profile['tool_calling'])\n"
     )
     environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert told.stdout.split("\n")[:2] == ["4096 True", "None True"]
+    process = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert process.stdout.split("\n")[:2] == ["4096 True", "None True"]
 
 
-def test_the_profile_of_given_engines_follows_their_tokenizer(tmp_path: Path) -> None:
-    for template, reasons in ((WHOLE, False), (TOOLS + WHOLE + "{# </think> #}", True)):
-        given, _ = chat_with(_tokenizer(tmp_path / str(reasons), template))
-        assert given.profile is not None
-        assert given.profile["reasoning_output"] is reasons
+def test_profile_of_passed_engines_reads_thinking_from_their_chat_template(tmp_path: Path) -> None:
+    for template, reasoning in ((WHOLE, False), (TOOLS + WHOLE + "{# </think> #}", True)):
+        llm, _ = chat_with(_tokenizer(tmp_path / str(reasoning), template))
+        assert llm.profile is not None
+        assert llm.profile["reasoning_output"] is reasoning
 
 
-def test_an_agent_summarises_at_a_fraction_of_the_context() -> None:
-    asked: list[str] = []
+def test_summarization_middleware_triggers_at_a_fraction_of_the_context() -> None:
+    prompts: list[str] = []
 
     def reply(prompt: str) -> str:
-        asked.append(prompt)
+        prompts.append(prompt)
         return "SUMMARY" if "context" in prompt.lower() else "Yes."
 
     llm = scripted_chat(reply, policy="off", profile={"max_input_tokens": 400})
-    summing = SummarizationMiddleware(llm, trigger=("fraction", 0.5), keep=("messages", 1))
-    agent: Any = create_agent(llm, [], middleware=[summing])
+    summarization = SummarizationMiddleware(llm, trigger=("fraction", 0.5), keep=("messages", 1))
+    agent: Any = create_agent(llm, [], middleware=[summarization])
     history = [HumanMessage("word " * 100), AIMessage("word " * 100), HumanMessage("word " * 100), AIMessage("b")]
     state = agent.invoke({"messages": [*history, HumanMessage("And?")]})
     assert state["messages"][-1].text == "Yes."
@@ -211,10 +211,10 @@ def test_an_agent_summarises_at_a_fraction_of_the_context() -> None:
     assert SummarizationMiddleware(default, trigger=("fraction", 0.8)) is not None
 
 
-# What else the base classes give
+# Other features of the base classes
 
 
-def test_a_cache_knows_copies_with_other_fields_apart() -> None:
+def test_cache_key_includes_the_models_fields_and_stop_strings() -> None:
     llm = scripted_chat("First. END Second.", policy="off", cache=InMemoryCache())
     assert llm.invoke("q").text == "First. END Second."
     assert llm.model_copy(update={"max_tokens": 1}).invoke("q").text != "First. END Second."
@@ -223,19 +223,19 @@ def test_a_cache_knows_copies_with_other_fields_apart() -> None:
     assert llm.invoke("q").text == "First. "
 
 
-async def test_used_tokens_are_told(tokenizer: HFTokenizer) -> None:
+async def test_usage_callback_receives_token_counts(tokenizer: HFTokenizer) -> None:
     llm = scripted_chat("It is 4.", policy="off")
     calls: list[Callable[[], Any]] = [lambda: llm.invoke("q"), lambda: list(llm.stream("q"))]
     for call in calls:
-        with get_usage_metadata_callback() as told:
+        with get_usage_metadata_callback() as callback:
             call()
-        assert told.usage_metadata[llm.model]["output_tokens"] > 0
-    with get_usage_metadata_callback() as told:
+        assert callback.usage_metadata[llm.model]["output_tokens"] > 0
+    with get_usage_metadata_callback() as callback:
         await llm.ainvoke("q")
-    assert told.usage_metadata[llm.model]["total_tokens"] > 0
+    assert callback.usage_metadata[llm.model]["total_tokens"] > 0
 
 
-def test_whether_invoke_streams_can_be_said_at_a_call() -> None:
+def test_invoke_accepts_stream_and_disable_streaming_yields_one_chunk() -> None:
     llm = scripted_chat("It is 4.", policy="off")
     assert llm.invoke("q", stream=True).text == "It is 4."
     assert llm.invoke("q", stream=False).text == "It is 4."

@@ -1,4 +1,4 @@
-"""The server of `lookahead-agent up`: its Unix socket, with scripted engines behind it."""
+"""The daemon of `lookahead-agent up` on scripted engines: its Unix socket, requests and runtime directory."""
 
 from __future__ import annotations
 
@@ -56,59 +56,59 @@ def look_up(word: str) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _runtime_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(RUNTIME_DIR_VARIABLE, str(tmp_path / "run"))
     private_dir()
 
 
 @pytest.fixture
 def client(tmp_path: Path) -> ChatLookahead:
-    """A model whose engines could not start: a folder with nothing in it."""
+    """A model that cannot start its own engines: its folder has no weights."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     return ChatLookahead(model=str(tmp_path / "model"), policy="off", max_tokens=50)
 
 
 def digest(client: ChatLookahead) -> str:
-    """Of the engines that a model wants."""
+    """Return the digest of the engines that a model needs."""
     assert client.backend.runtime is not None
     return client.backend.runtime.spec.digest
 
 
 def in_flight(llm: ChatLookahead) -> int:
-    """Requests in the target."""
+    """Return the number of requests that the target is running."""
     assert llm.engines is not None
     return llm.engines.target.in_flight
 
 
-def test_a_reply_is_that_of_the_engines_themselves(client: ChatLookahead) -> None:
-    behind = scripted_chat("One.\n\nTwo.\n\nThree.", policy="exact")
-    own: Any = behind.invoke("?", policy="exact")
-    with serving_private_api(behind, digest(client)) as writer:
+def test_client_reply_equals_a_reply_of_the_daemons_model(client: ChatLookahead) -> None:
+    served = scripted_chat("One.\n\nTwo.\n\nThree.", policy="exact")
+    local: Any = served.invoke("?", policy="exact")
+    with serving_private_api(served, digest(client)) as writer:
         reply: Any = client.bind(policy="exact").invoke("?")
-        assert (reply.text, reply.usage_metadata) == (own.text, own.usage_metadata)
-        told, expected = reply.response_metadata["lookahead"], own.response_metadata["lookahead"]
-        assert {name: told[name] for name in ("policy", "steps", "accepted", "tokens")} == {
+        assert (reply.text, reply.usage_metadata) == (local.text, local.usage_metadata)
+        received, expected = reply.response_metadata["lookahead"], local.response_metadata["lookahead"]
+        assert {name: received[name] for name in ("policy", "steps", "accepted", "tokens")} == {
             name: expected[name] for name in ("policy", "steps", "accepted", "tokens")
         }
-        assert told.keys() == expected.keys()
-        assert told["selection_rule"] == "the call's own argument"
-        assert "".join(chunk.text for chunk in client.stream("?")) == own.text
-        assert "".join(chunk.text for chunk in behind.stream("?")) == own.text
-        assert client.explain() == behind.explain()
+        assert received.keys() == expected.keys()
+        assert received["selection_rule"] == "the call's own argument"
+        assert "".join(chunk.text for chunk in client.stream("?")) == local.text
+        assert "".join(chunk.text for chunk in served.stream("?")) == local.text
+        assert client.explain() == served.explain()
         client.start()
         assert writer.replies == 2
         status = background.run(server_status())
         assert status is not None
         assert (status.pid, status.replies, status.running) == (os.getpid(), 2, 0)
-        assert status.context_length == behind.backend.context_length()
+        assert status.context_length == served.backend.context_length()
         assert socket_path().stat().st_mode & 0o777 == 0o600
     assert not socket_path().exists()
 
 
-def test_tools_structures_events_and_errors_cross_over(client: ChatLookahead) -> None:
-    calling = scripted_chat('<tool_call>{"name": "look_up", "arguments": {"word": "a"}}</tool_call>')
-    with serving_private_api(calling, digest(client)):
+def test_daemon_carries_tool_calls_structured_output_events_and_errors(client: ChatLookahead) -> None:
+    tool_calling = scripted_chat('<tool_call>{"name": "look_up", "arguments": {"word": "a"}}</tool_call>')
+    with serving_private_api(tool_calling, digest(client)):
         assert client.bind_tools([look_up]).invoke("?").tool_calls[0]["args"] == {"word": "a"}
     structured = scripted_chat('{"number": 4}')
     with serving_private_api(structured, digest(client)):
@@ -116,9 +116,9 @@ def test_tools_structures_events_and_errors_cross_over(client: ChatLookahead) ->
         assert client.with_structured_output(schema).invoke("?") == {"number": 4}
     stepwise = scripted_chat("One.\n\nTwo.")
     with serving_private_api(stepwise, digest(client)):
-        listener = _Listener()
-        client.invoke("?", {"callbacks": [listener]}, policy="exact")
-        assert listener.kinds >= {"drafted", "accepted"}
+        recorder = _EventRecorder()
+        client.invoke("?", {"callbacks": [recorder]}, policy="exact")
+        assert recorder.kinds >= {"drafted", "accepted"}
     short = ScriptedEngine(ScriptedTokenizer(), reply_script(lambda _: "So."), context_length=3)
     with (
         serving_private_api(ChatLookahead(engines=EngineSet(short), policy="off"), digest(client)),
@@ -143,16 +143,16 @@ def test_tools_structures_events_and_errors_cross_over(client: ChatLookahead) ->
         "Half a character: \ud83d.",
     ],
 )
-def test_calls_cross_over_as_they_are(client: ChatLookahead, text: str) -> None:
-    behind = scripted_chat(text)
-    own = said(behind.bind_tools([look_up]).invoke("?"))
-    with serving_private_api(behind, digest(client)):
+def test_valid_and_invalid_tool_calls_arrive_unchanged(client: ChatLookahead, text: str) -> None:
+    served = scripted_chat(text)
+    local = said(served.bind_tools([look_up]).invoke("?"))
+    with serving_private_api(served, digest(client)):
         bound = client.bind_tools([look_up])
-        assert said(bound.invoke("?")) == own
-        assert said(summed(bound.stream("?"))) == own
+        assert said(bound.invoke("?")) == local
+        assert said(summed(bound.stream("?"))) == local
 
 
-class _Listener(BaseCallbackHandler):
+class _EventRecorder(BaseCallbackHandler):
     def __init__(self) -> None:
         self.kinds: set[str] = set()
 
@@ -160,79 +160,79 @@ class _Listener(BaseCallbackHandler):
         self.kinds.add(data["kind"])
 
 
-def test_a_client_that_leaves_leaves_nothing_running(client: ChatLookahead) -> None:
-    behind = scripted_chat(LONG)
+def test_cancelled_calls_and_dropped_streams_abort_their_requests(client: ChatLookahead) -> None:
+    served = scripted_chat(LONG)
 
-    async def leave() -> None:
+    async def cancel_call() -> None:
         call = asyncio.create_task(client.ainvoke("?", max_tokens=1_000_000))
-        await becomes(lambda: in_flight(behind) > 0)
+        await becomes(lambda: in_flight(served) > 0)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
 
-    with serving_private_api(behind, digest(client)) as writer:
-        asyncio.run(leave())
-        asyncio.run(becomes(lambda: in_flight(behind) == writer.admission.running == 0))
+    with serving_private_api(served, digest(client)) as writer:
+        asyncio.run(cancel_call())
+        asyncio.run(becomes(lambda: in_flight(served) == writer.admission.running == 0))
         stream = client.stream("?", max_tokens=1_000_000)
         assert next(stream).text
         del stream
-        asyncio.run(becomes(lambda: in_flight(behind) == writer.admission.running == 0))
+        asyncio.run(becomes(lambda: in_flight(served) == writer.admission.running == 0))
         assert writer.replies == 0
 
 
-def test_what_runs_is_finished_and_what_takes_too_long_is_ended(client: ChatLookahead) -> None:
-    behind = scripted_chat("One word after another.\n\n" * 10)
-    with serving_private_api(behind, digest(client)):
+def test_shutdown_finishes_replies_within_the_grace_period_and_aborts_the_rest(client: ChatLookahead) -> None:
+    served = scripted_chat("One word after another.\n\n" * 10)
+    with serving_private_api(served, digest(client)):
         future = background.submit(client.ainvoke("?"))
-        asyncio.run(becomes(lambda: in_flight(behind) > 0))
+        asyncio.run(becomes(lambda: in_flight(served) > 0))
     assert future.result(10).text
-    behind = scripted_chat(LONG)
-    with serving_private_api(behind, digest(client), grace=0.01):
+    served = scripted_chat(LONG)
+    with serving_private_api(served, digest(client), grace=0.01):
         future = background.submit(client.ainvoke("?", max_tokens=1_000_000))
-        asyncio.run(becomes(lambda: in_flight(behind) > 0))
+        asyncio.run(becomes(lambda: in_flight(served) > 0))
     with pytest.raises(EngineError, match="ended while it generated"):
         future.result(10)
-    asyncio.run(becomes(lambda: in_flight(behind) == 0))
+    asyncio.run(becomes(lambda: in_flight(served) == 0))
 
 
-def test_other_engines_are_not_taken(client: ChatLookahead, caplog: pytest.LogCaptureFixture) -> None:
-    behind = scripted_chat("These are other engines.")
-    with serving_private_api(behind, "others") as writer:
+def test_client_ignores_a_daemon_with_other_engines(client: ChatLookahead, caplog: pytest.LogCaptureFixture) -> None:
+    served = scripted_chat("These are other engines.")
+    with serving_private_api(served, "others") as writer:
         assert client.explain() == "the engines are not running: call start()"
         with pytest.raises(LookaheadError):
-            client.invoke("?")  # it starts engines of its own, of a folder with nothing in it
+            client.invoke("?")  # tries to start its own engines, without weights
         assert "are not these" in caplog.text
         for path in (CHAT_PATH, WARM_PATH):
-            answer = ask_as(client, "{}", path)
-            assert (answer.status_code, answer.json()["error"]["type"]) == (409, "invalid_request_error")
+            response = post_as(client, "{}", path)
+            assert (response.status_code, response.json()["error"]["type"]) == (409, "invalid_request_error")
         assert writer.replies == 0
-    without = client.model_copy(update={"use_daemon": False})
-    with serving_private_api(behind, digest(client)):
+    without_daemon = client.model_copy(update={"use_daemon": False})
+    with serving_private_api(served, digest(client)):
         assert client.invoke("?").text == "These are other engines."
         with pytest.raises(LookaheadError):
-            without.invoke("?")
+            without_daemon.invoke("?")
 
 
-def ask_as(client: ChatLookahead, content: str, path: str = CHAT_PATH) -> httpx.Response:
-    """Send a body as a model does that has found the server."""
+def post_as(client: ChatLookahead, content: str, path: str = CHAT_PATH) -> httpx.Response:
+    """Send a body with the engines header of a client."""
     with httpx.Client(transport=httpx.HTTPTransport(uds=str(socket_path())), base_url="http://localhost") as sender:
         return sender.post(path, content=content, headers={ENGINES_HEADER: digest(client)})
 
 
-def test_nobody_there() -> None:
+def test_status_is_none_without_a_listening_private_socket() -> None:
     assert background.run(server_status()) is None
     socket_path().touch()
-    assert not is_private(socket_path()), "a file is no socket"
+    assert not is_private(socket_path()), "a regular file is not a socket"
     assert background.run(server_status()) is None
     with bound_socket():
         assert is_private(socket_path())
-        assert background.run(server_status()) is None, "it does not listen yet"
-    with bound_socket():  # in place of what was left
+        assert background.run(server_status()) is None, "the socket does not listen yet"
+    with bound_socket():  # replaces the stale socket
         os.chmod(socket_path().parent, 0o755)
-        assert not is_private(socket_path()), "others could have put it there"
+        assert not is_private(socket_path()), "other users could have created the socket"
 
 
-def test_one_process_is_the_server() -> None:
+def test_start_lock_is_exclusive() -> None:
     with (
         start_lock(),
         pytest.raises(ConfigurationError, match="starts or ends just now: see `lookahead-agent status`"),
@@ -243,54 +243,54 @@ def test_one_process_is_the_server() -> None:
         pass
 
 
-def test_processes_of_other_users_are_turned_away(tmp_path: Path) -> None:
+def test_daemon_refuses_connections_of_other_users(tmp_path: Path) -> None:
     here, there = socket.socketpair(socket.AF_UNIX)
     with here, there:
         assert peer(here) == (os.getpid(), True)
     if os.getuid() != 0:
         return
     with serving_private_api(scripted_chat("Mine."), "digest"):
-        opened = tmp_path / "opened"
+        open_socket = tmp_path / "opened"
         for folder in (tmp_path, *tmp_path.parents[:2]):
             folder.chmod(0o755)
-        os.link(socket_path(), opened)
-        opened.chmod(0o666)
-        asked = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.sendall("
-        asked += "b'GET /health HTTP/1.0\\r\\n\\r\\n'); print(s.recv(100))"
-        for user, answer in ((0, "200 OK"), (65534, "")):
-            done = subprocess.run(
-                ["/usr/bin/env", "python3", "-c", asked, str(opened)],
+        os.link(socket_path(), open_socket)
+        open_socket.chmod(0o666)
+        script = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.sendall("
+        script += "b'GET /health HTTP/1.0\\r\\n\\r\\n'); print(s.recv(100))"
+        for user, expected in ((0, "200 OK"), (65534, "")):
+            process = subprocess.run(
+                ["/usr/bin/env", "python3", "-c", script, str(open_socket)],
                 user=user,
                 cwd="/",
                 capture_output=True,
                 text=True,
                 check=False,
             )
-            assert answer in done.stdout
-            assert ("200 OK" in done.stdout) == (user == 0), done.stderr
+            assert expected in process.stdout
+            assert ("200 OK" in process.stdout) == (user == 0), process.stderr
 
 
-def test_a_server_that_does_not_answer_is_named_with_how_to_end_it(client: ChatLookahead) -> None:
+def test_error_of_an_unresponsive_daemon_names_the_kill_command(client: ChatLookahead) -> None:
     with bound_socket() as listener:
-        listener.listen()  # and nobody accepts, as of a process that is stopped
+        listener.listen()  # but never accepts, like a stopped process
         with pytest.raises(
             EngineError, match=rf"\(process {os.getpid()}\) has not answered for 0.2 s: `kill -9 {os.getpid()}`"
         ):
             background.run(server_status(seconds=0.2))
 
 
-def test_a_server_of_another_kind_is_one_clear_error(client: ChatLookahead) -> None:
+def test_incompatible_server_on_the_socket_raises_engine_error(client: ChatLookahead) -> None:
     with bound_socket() as listener:
         listener.listen()
 
-        def answer() -> None:
+        def respond() -> None:
             listener.accept()[0].close()
             connection, _ = listener.accept()
             with connection:
                 connection.recv(65536)
                 connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
 
-        thread = threading.Thread(target=answer)
+        thread = threading.Thread(target=respond)
         thread.start()
         with pytest.raises(EngineError, match=rf"no server of this version: `kill {os.getpid()}`"):
             client.invoke("?")
@@ -311,13 +311,11 @@ with bound_socket() as listener:
 """
 
 
-def test_a_server_that_is_killed_while_it_writes_is_one_clear_error_and_leaves_nothing_in_the_way(
-    client: ChatLookahead,
-) -> None:
+def test_killed_daemon_raises_engine_error_and_its_stale_socket_is_replaced(client: ChatLookahead) -> None:
     for _ in range(2):
         process = subprocess.Popen([sys.executable, "-c", SERVER, digest(client)], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n", "the socket that a killed server has left is not in the way"
+        assert process.stdout.readline() == "ready\n", "the stale socket of a killed daemon does not block a start"
         reply = client.stream("?", max_tokens=10_000)
         assert next(reply).text
         process.kill()
@@ -327,26 +325,26 @@ def test_a_server_that_is_killed_while_it_writes_is_one_clear_error_and_leaves_n
         assert background.run(server_status()) is None
         assert socket_path().exists()
     with pytest.raises(LookaheadError):
-        client.invoke("?")  # it starts engines of its own, of a folder with nothing in it
+        client.invoke("?")  # tries to start its own engines, without weights
 
 
-def test_a_start_in_the_background_tells_its_log_until_the_server_answers() -> None:
-    told: list[str] = []
+def test_start_daemon_forwards_its_log_until_ready_and_reports_a_failed_start() -> None:
+    log_lines: list[str] = []
     loading = (
         'import sys, time; print("Loading …"); print("half", end="", flush=True); time.sleep(0.5); print(" a line")'
     )
-    pid = start_daemon(["digest"], told.append, loading + SERVER)
+    pid = start_daemon(["digest"], log_lines.append, loading + SERVER)
     try:
         status = background.run(server_status())
         assert status is not None
         assert (status.pid, status.engines) == (pid, "digest")
-        assert told[:2] == ["Loading …", "half a line"]
+        assert log_lines[:2] == ["Loading …", "half a line"]
     finally:
         os.kill(pid, signal.SIGTERM)
         os.waitpid(pid, 0)
     assert background.run(server_status()) is None
     with pytest.raises(EngineStartError, match="did not start: no memory") as error:
-        start_daemon([], told.append, "import sys; print('Loading …'); sys.exit('Error: no memory')")
+        start_daemon([], log_lines.append, "import sys; print('Loading …'); sys.exit('Error: no memory')")
     assert str(log_path()) in str(error.value)
 
 
@@ -366,45 +364,45 @@ print(llm.invoke("q").text == "Fine.", flush=True)
 """
 
 
-def test_forked_processes_ask_the_server_too(client: ChatLookahead) -> None:
+def test_forked_processes_use_the_daemon(client: ChatLookahead) -> None:
     with serving_private_api(scripted_chat("Fine."), digest(client)) as writer:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", FORKED, client.model], capture_output=True, text=True, timeout=100, check=False
         )
-        assert done.stdout.split() == ["True", "True"], done.stderr
+        assert process.stdout.split() == ["True", "True"], process.stderr
         assert writer.replies == 6
 
 
 @pytest.mark.parametrize(
     "content", ["", "{[", "[]", "{}", '{"lookahead": 1}', '{"lookahead": {"id": "1"}}', "[" * 100_000, '"\\ud800"']
 )
-def test_requests_that_cannot_be_read_end_nothing_else(client: ChatLookahead, content: str) -> None:
+def test_malformed_requests_get_400_and_the_daemon_keeps_serving(client: ChatLookahead, content: str) -> None:
     with serving_private_api(scripted_chat("Fine."), digest(client)):
         for path in (CHAT_PATH, WARM_PATH):
-            answer = ask_as(client, content, path)
-            assert answer.status_code == 400
-            assert "cannot be read" in answer.json()["error"]["message"]
+            response = post_as(client, content, path)
+            assert response.status_code == 400
+            assert "cannot be read" in response.json()["error"]["message"]
         assert client.invoke("?").text == "Fine."
 
 
-def test_ordinary_clients_get_what_any_server_tells_them(client: ChatLookahead) -> None:
+def test_clients_without_the_engines_header_get_the_public_api(client: ChatLookahead) -> None:
     body = {"messages": [{"role": "user", "content": "?"}], "stream": True}
     with serving_private_api(scripted_chat("One.\n\nTwo."), digest(client)):
         transport = httpx.HTTPTransport(uds=str(socket_path()))
-        with httpx.Client(transport=transport, base_url="http://localhost") as ordinary:
-            told = ordinary.post(CHAT_PATH, json=body).text
-            assert ordinary.post(WARM_PATH, json=body).status_code == 409
-    chunks = [json.loads(line[6:]) for line in told.splitlines() if line.startswith("data: {")]
-    assert all(chunk["choices"] for chunk in chunks), "no chunk tells a step"
+        with httpx.Client(transport=transport, base_url="http://localhost") as http_client:
+            stream = http_client.post(CHAT_PATH, json=body).text
+            assert http_client.post(WARM_PATH, json=body).status_code == 409
+    chunks = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
+    assert all(chunk["choices"] for chunk in chunks), "no chunk carries only step events"
     assert [chunk["lookahead"].keys() for chunk in chunks if "lookahead" in chunk] == [
         {"policy", "steps", "accepted", "acceptance_rate", "speculation_disabled"}
     ]
-    with serving(scripted_chat("Fine.")) as (url, _):  # other users' programs
-        asked = {**body, "lookahead": {}}
-        answer = httpx.post(url + CHAT_PATH, json=asked, headers={ENGINES_HEADER: digest(client)})
-        assert answer.status_code == 400
+    with serving(scripted_chat("Fine.")) as (url, _):  # the public server, for other programs
+        extra = {**body, "lookahead": {}}
+        response = httpx.post(url + CHAT_PATH, json=extra, headers={ENGINES_HEADER: digest(client)})
+        assert response.status_code == 400
         assert httpx.get(url + "/v1/lookahead/status").status_code == 404
-        assert httpx.post(url + WARM_PATH, json=asked, headers={ENGINES_HEADER: digest(client)}).status_code == 404
+        assert httpx.post(url + WARM_PATH, json=extra, headers={ENGINES_HEADER: digest(client)}).status_code == 404
 
 
 STATUS = ServerStatus(
@@ -415,20 +413,20 @@ STATUS = ServerStatus(
 @pytest.mark.parametrize(
     "data", ["{", "[]", "1", "{}", '{"choices": [{}]}', '{"choices": [], "lookahead": {"reply": {}}}', "[" * 200_000]
 )
-def test_events_that_cannot_be_read(client: ChatLookahead, data: str) -> None:
+def test_malformed_events_raise_engine_error(client: ChatLookahead, data: str) -> None:
     transport = httpx.MockTransport(lambda _: httpx.Response(200, content=f"data: {data}\n\n".encode()))
     with pytest.raises(EngineError, match="no event of this version"):
-        list(background.stream(ServerBackend(STATUS, transport).generate(asked(client))))
+        list(background.stream(ServerBackend(STATUS, transport).generate(full_request(client))))
 
 
-def test_a_stream_without_a_reply_is_an_error(client: ChatLookahead) -> None:
+def test_stream_without_a_reply_raises_engine_error(client: ChatLookahead) -> None:
     transport = httpx.MockTransport(lambda _: httpx.Response(200, content=b"data: [DONE]\n\n"))
     with pytest.raises(EngineError, match="ended while it generated"):
-        list(background.stream(ServerBackend(STATUS, transport).generate(asked(client))))
+        list(background.stream(ServerBackend(STATUS, transport).generate(full_request(client))))
 
 
-def asked(client: ChatLookahead, policy: VerifierPolicy | None = None) -> Any:
-    """A request with everything in it."""
+def full_request(client: ChatLookahead, policy: VerifierPolicy | None = None) -> Any:
+    """Return a request that sets every option."""
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
     options = CallOptions(
         policy=policy, tools=tools, template_arguments={"enable_thinking": False}, seed=3, stop=["stop"]
@@ -436,19 +434,19 @@ def asked(client: ChatLookahead, policy: VerifierPolicy | None = None) -> Any:
     return client.request([HumanMessage("?")], options)
 
 
-def test_requests_arrive_as_they_were(client: ChatLookahead) -> None:
+def test_requests_survive_a_json_round_trip(client: ChatLookahead) -> None:
     for policy in (
         VerifierPolicy(verifier="exact", delimiter=re.compile(r"\n+", re.MULTILINE)),
         VerifierPolicy(verifier="off").with_selection_rule("a rule"),
         VerifierPolicy(verifier="cascade", similarity=0.9, depth=3),
     ):
-        request = asked(client, policy)
+        request = full_request(client, policy)
         arrived = request_from_json(json.loads(json.dumps(request_to_json(request))))
         assert arrived == request
         assert arrived.selection_rule == request.policy.rule is not None
 
 
-def test_what_json_cannot_say_is_an_error(client: ChatLookahead) -> None:
+def test_arguments_that_json_cannot_encode_raise_configuration_error(client: ChatLookahead) -> None:
     with (
         serving_private_api(scripted_chat("Fine."), digest(client)),
         pytest.raises(ConfigurationError, match="use_daemon"),
@@ -456,13 +454,13 @@ def test_what_json_cannot_say_is_an_error(client: ChatLookahead) -> None:
         client.bind(template_arguments={"now": object()}).invoke("?")
 
 
-def test_a_folder_that_cannot_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_runtime_dir_with_a_path_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(RUNTIME_DIR_VARIABLE, str(tmp_path / ("long" * 40)))
     with pytest.raises(ConfigurationError, match=RUNTIME_DIR_VARIABLE):
         private_dir()
 
 
-def test_a_link_in_the_folders_place_is_refused_and_its_target_left_alone(
+def test_symlinked_runtime_dir_is_refused_and_its_target_left_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, link = tmp_path / "target", tmp_path / "link"
@@ -478,7 +476,7 @@ def test_a_link_in_the_folders_place_is_refused_and_its_target_left_alone(
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(target / "server.sock"))
         assert is_private(target / "server.sock")
-        assert not is_private(link / "server.sock"), "the link could lead elsewhere tomorrow"
+        assert not is_private(link / "server.sock"), "the link could point elsewhere later"
     link.unlink()
     link.symlink_to(tmp_path / "nowhere")
     with pytest.raises(ConfigurationError, match="is a symbolic link"):
@@ -486,7 +484,7 @@ def test_a_link_in_the_folders_place_is_refused_and_its_target_left_alone(
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_folder_of_ones_own_is_closed_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_runtime_dir_is_restricted_to_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "mine"
     folder.mkdir(mode=0o777)
     monkeypatch.setenv(RUNTIME_DIR_VARIABLE, str(folder))
@@ -494,17 +492,17 @@ def test_a_folder_of_ones_own_is_closed_to_others(tmp_path: Path, monkeypatch: p
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_what_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_dir_at_or_below_a_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "file"
     file.write_text("of somebody")
-    for place, message in ((file, "is a file"), (file / "below", "File exists")):
-        monkeypatch.setenv(RUNTIME_DIR_VARIABLE, str(place))
+    for path, message in ((file, "is a file"), (file / "below", "File exists")):
+        monkeypatch.setenv(RUNTIME_DIR_VARIABLE, str(path))
         with pytest.raises(ConfigurationError, match=f"{message}.*{RUNTIME_DIR_VARIABLE}"):
             private_dir()
     assert file.read_text() == "of somebody"
 
 
-def test_a_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_dir_of_another_user_is_left_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "theirs"
     folder.mkdir(mode=0o755)
     if os.getuid() == 0:
@@ -518,7 +516,7 @@ def test_a_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert folder.stat().st_mode == before
 
 
-def test_a_folder_in_the_sockets_place(tmp_path: Path) -> None:
+def test_directory_at_the_socket_path_is_refused(tmp_path: Path) -> None:
     socket_path().mkdir()
     with pytest.raises(ConfigurationError, match=r"server\.sock"), bound_socket():
         pytest.fail("listens")

@@ -1,4 +1,4 @@
-"""`deepagents` on a chat model of ours: its plan, its files, its subagents, all by tool calls of a scripted model."""
+"""`deepagents` on `ChatLookahead`: files, subagents and todo list, by tool calls of a scripted model."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ANSWER = "It is 391, as the file says."
 
 
 def call(name: str, **arguments: Any) -> str:
-    said = json.dumps({"name": name, "arguments": arguments})
-    return f"First this.\n\nThen that.\n\n<tool_call>\n{said}\n</tool_call>"
+    payload = json.dumps({"name": name, "arguments": arguments})
+    return f"First this.\n\nThen that.\n\n<tool_call>\n{payload}\n</tool_call>"
 
 
 class Script:
-    """Calls one tool after the other, and remembers what it was asked."""
+    """Replies in order, one per tool result, and records the prompts."""
 
     def __init__(self, *replies: str) -> None:
         self._replies = replies
@@ -33,17 +33,17 @@ class Script:
         return self._replies[min(prompt.count("tool: "), len(self._replies) - 1)]
 
 
-def calls_of(messages: list[AnyMessage]) -> list[str]:
+def tool_names(messages: list[AnyMessage]) -> list[str]:
     return [call["name"] for message in messages if isinstance(message, AIMessage) for call in message.tool_calls]
 
 
 def text_of(file: Any) -> str:
-    """A file's text, which one version keeps as lines."""
+    """Return a file's text; some versions of `deepagents` store it as lines."""
     content = file["content"]
     return "\n".join(content) if isinstance(content, list) else str(content)
 
 
-WRITES = Script(
+FILE_SCRIPT = Script(
     call("write_file", file_path="/notes.txt", content="17 * 23 = 390\nDone."),
     call("edit_file", file_path="/notes.txt", old_string="390", new_string="391"),
     call("read_file", file_path="/notes.txt"),
@@ -51,9 +51,9 @@ WRITES = Script(
 )
 
 
-def check(state: dict[str, Any]) -> None:
+def check_file_calls(state: dict[str, Any]) -> None:
     messages = state["messages"]
-    assert calls_of(messages) == ["write_file", "edit_file", "read_file"]
+    assert tool_names(messages) == ["write_file", "edit_file", "read_file"]
     assert text_of(state["files"]["/notes.txt"]) == "17 * 23 = 391\nDone."
     results = [message for message in messages if isinstance(message, ToolMessage)]
     assert [result.status for result in results] == ["success"] * 3
@@ -62,35 +62,35 @@ def check(state: dict[str, Any]) -> None:
     assert all(message.response_metadata["lookahead"] for message in messages if isinstance(message, AIMessage))
 
 
-def test_a_deep_agent_writes_edits_and_reads_its_files() -> None:
-    agent = create_deep_agent(model=scripted_chat(WRITES, policy="exact:depth=2"))
-    check(agent.invoke({"messages": [("user", QUESTION)]}))
+def test_deep_agent_writes_edits_and_reads_its_files() -> None:
+    agent = create_deep_agent(model=scripted_chat(FILE_SCRIPT, policy="exact:depth=2"))
+    check_file_calls(agent.invoke({"messages": [("user", QUESTION)]}))
 
 
-async def test_a_deep_agent_streams() -> None:
-    agent = create_deep_agent(model=scripted_chat(WRITES, policy="exact:depth=2"))
-    shown: list[str] = []
+async def test_deep_agent_streams_its_answer() -> None:
+    agent = create_deep_agent(model=scripted_chat(FILE_SCRIPT, policy="exact:depth=2"))
+    chunks: list[str] = []
     state: dict[str, Any] = {}
     async for mode, part in agent.astream({"messages": [("user", QUESTION)]}, stream_mode=["messages", "values"]):
         if mode == "values":
             state = part
         elif part[0].type == "AIMessageChunk":
-            shown.append(part[0].text)
-    check(state)
-    assert "".join(shown).endswith(ANSWER)
+            chunks.append(part[0].text)
+    check_file_calls(state)
+    assert "".join(chunks).endswith(ANSWER)
 
 
-def test_a_deep_agent_hands_work_to_a_subagent() -> None:
+def test_deep_agent_delegates_to_a_subagent() -> None:
     script = Script(call("task", description="Multiply 17 by 23.", subagent_type="calculator"), ANSWER)
-    multiplies: Any = {"name": "calculator", "description": "Multiplies.", "system_prompt": "You multiply."}
-    agent = create_deep_agent(model=scripted_chat(script, policy="exact:depth=2"), subagents=[multiplies])
+    subagent: Any = {"name": "calculator", "description": "Multiplies.", "system_prompt": "You multiply."}
+    agent = create_deep_agent(model=scripted_chat(script, policy="exact:depth=2"), subagents=[subagent])
     messages = agent.invoke({"messages": [("user", QUESTION)]})["messages"]
-    assert calls_of(messages) == ["task"]
+    assert tool_names(messages) == ["task"]
     assert [message.text for message in messages if isinstance(message, ToolMessage)] == ["17 * 23 = 391"]
     assert messages[-1].text == ANSWER
 
 
-def test_a_deep_agent_keeps_a_list_of_what_is_to_do() -> None:
+def test_deep_agent_stores_its_todo_list() -> None:
     from langchain.agents.middleware import TodoListMiddleware
 
     todos = [{"content": "Multiply", "status": "completed"}, {"content": "Write it down", "status": "in_progress"}]
@@ -102,7 +102,7 @@ def test_a_deep_agent_keeps_a_list_of_what_is_to_do() -> None:
     assert agent.invoke({"messages": [("user", QUESTION)]})["todos"] == todos
 
 
-def test_a_call_that_does_not_fit_its_tool_is_told_to_the_model_which_goes_on() -> None:
+def test_invalid_tool_calls_return_errors_and_the_agent_continues() -> None:
     script = Script(call("write_file", path="/notes.txt"), call("remove_all"), ANSWER)
     messages = create_deep_agent(model=scripted_chat(script, policy="off")).invoke({"messages": [("user", QUESTION)]})[
         "messages"

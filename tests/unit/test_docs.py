@@ -1,4 +1,4 @@
-"""The Python in the documentation runs as it is written."""
+"""Python snippets in the documentation run, and the files and packages that pages name exist."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAGES = [page for page in EVERY_PAGE if snippets(DOCS / page)]
 
 
 def scripted(**fields: Any) -> Any:
-    """A chat model as the page describes it, on scripted engines where it names no server."""
+    """Create a page's chat model, on scripted engines unless it names a server."""
     engines = {"model", "draft_model", "precision", "draft_precision", "engine_args", "draft_engine_args"}
     if "base_url" in fields:
         return lookahead_agent.ChatLookahead(**fields)
@@ -36,15 +36,15 @@ def scripted(**fields: Any) -> Any:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != SERVER])
-def test_the_python_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Piece after piece, with the names of those before it."""
+def test_python_snippets_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The snippets of a page run in order, in one namespace."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"ChatLookahead": scripted}
     for code in snippets(DOCS / page):
         exec(re.sub(r"^from lookahead_agent import ChatLookahead$", "", code, flags=re.MULTILINE), names)
 
 
-def test_the_python_of_the_server_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_python_snippet_of_the_server_page_prints_the_reply(capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = snippets(DOCS / SERVER)
     with serving(scripted_chat(REPLY, policies={"planner": "exact"})) as (url, _):
         exec(code.replace("http://127.0.0.1:8000", url), {})
@@ -52,15 +52,15 @@ def test_the_python_of_the_server_page_runs(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize("page", ["../README.md", "../CONTRIBUTING.md", *EVERY_PAGE])
-def test_files_that_a_page_names_exist(page: str) -> None:
-    """Tests, modules of the library, graphs, tools and examples, in code marks."""
+def test_files_named_in_a_page_exist(page: str) -> None:
+    """Paths in backticks: tests, modules of the library, graphs, tools and examples."""
     text = (DOCS / page).read_text(encoding="utf-8")
     named = set(re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.(?:py|sh|ipynb))`", text))
-    homes = [ROOT, ROOT / "lookahead_agent", ROOT / "tests"]
-    assert [file for file in sorted(named) if not any((home / file).is_file() for home in homes)] == []
+    roots = [ROOT, ROOT / "lookahead_agent", ROOT / "tests"]
+    assert [file for file in sorted(named) if not any((root / file).is_file() for root in roots)] == []
 
 
-def test_contributing_names_the_packages_in_the_order_of_their_imports() -> None:
+def test_contributing_lists_the_packages_in_import_order() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     table = re.findall(r"^\| (`[a-z_/`, ]+`) \|", text.partition("| package |")[2], re.MULTILINE)
     order = re.findall(r"`([a-z_]+)/`", "".join(table))
@@ -75,4 +75,4 @@ def test_contributing_names_the_packages_in_the_order_of_their_imports() -> None
         )
         if imported in packages
     ]
-    assert [(package, each) for package, each in imports if order.index(each) > order.index(package)] == []
+    assert [(package, imported) for package, imported in imports if order.index(imported) > order.index(package)] == []

@@ -1,4 +1,4 @@
-"""What `doctor` finds on machines that lack something."""
+"""The checks of `doctor` on complete and incomplete machines, and the reasons of crashed engines."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ TARGET, DRAFT = "Qwen/Qwen2.5-Coder-1.5B-Instruct", "Qwen/Qwen2.5-Coder-0.5B-Ins
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Callable[..., Machine]:
-    """A machine that has everything, but for what is given."""
+    """Return a factory of machines that pass every check, with optional overrides."""
 
-    def make(*, models: bool = True, free: float = 20, total: float = 24, **given: Any) -> Machine:
+    def build(*, models: bool = True, free: float = 20, total: float = 24, **overrides: Any) -> Machine:
         folder = tmp_path / "model"
         folder.mkdir(exist_ok=True)
         (folder / "model.safetensors").write_bytes(weights(1000))
         (folder / "config.json").write_text("{}")
-        everything: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "locate": lambda _: folder if models else None,
             "memory": lambda: (int(total * 2**30), int(free * 2**30)),
             "gpus": list,
@@ -40,58 +40,58 @@ def machine(tmp_path: Path) -> Callable[..., Machine]:
             "version_of": lambda _: "1.0",
             "sandbox": lambda: "landlock",
         }
-        return Machine(**(everything | given))
+        return Machine(**(defaults | overrides))
 
-    return make
+    return build
 
 
-def found(name: str, machine: Machine) -> Check:
+def check_named(name: str, machine: Machine) -> Check:
     return next(check for check in diagnose(PAIR, machine) if check.name == name)
 
 
-def test_a_machine_that_has_everything(machine: Callable[..., Machine]) -> None:
+def test_complete_machine_passes_every_check(machine: Callable[..., Machine]) -> None:
     checks = diagnose(PAIR, machine())
     assert {check.state for check in checks if check.name != "GPU"} == {"ok"}
-    assert found("Sandbox", machine()).found.endswith("landlock")
+    assert check_named("Sandbox", machine()).found.endswith("landlock")
     assert CliRunner().invoke(app, ["doctor"], obj=machine()).exit_code == 0
 
 
-def test_everything_that_is_missing_has_a_command(machine: Callable[..., Machine]) -> None:
-    without = machine(models=False)
-    assert found(TARGET, without).fix == f"lookahead-agent models fetch {TARGET}"
-    assert found(DRAFT, without).state == "missing"
-    assert found("vLLM", machine(has_vllm=lambda: False)).fix == "pip install 'lookahead-agent[cpu]'"
+def test_missing_requirements_have_a_command_as_fix(machine: Callable[..., Machine]) -> None:
+    without_models = machine(models=False)
+    assert check_named(TARGET, without_models).fix == f"lookahead-agent models fetch {TARGET}"
+    assert check_named(DRAFT, without_models).state == "missing"
+    assert check_named("vLLM", machine(has_vllm=lambda: False)).fix == "pip install 'lookahead-agent[cpu]'"
     with_gpu = machine(gpus=lambda: ["NVIDIA H100, 80 GiB"])
-    assert found("GPU", with_gpu).found == "NVIDIA H100, 80 GiB"
-    assert "[gpu]" in str(found("vLLM for GPUs", with_gpu).fix)
+    assert check_named("GPU", with_gpu).found == "NVIDIA H100, 80 GiB"
+    assert "[gpu]" in str(check_named("vLLM for GPUs", with_gpu).fix)
     without_lxml = machine(version_of=lambda name: None if name == "lxml" else "1.0")
-    assert "lxml not installed" in found("[tools]", without_lxml).found
-    assert found("[tools]", without_lxml).fix == "pip install 'lookahead-agent[tools]'"
-    assert found("[server]", without_lxml).state == "ok"
+    assert "lxml not installed" in check_named("[tools]", without_lxml).found
+    assert check_named("[tools]", without_lxml).fix == "pip install 'lookahead-agent[tools]'"
+    assert check_named("[server]", without_lxml).state == "ok"
 
-    def none() -> str:
+    def no_sandbox() -> str:
         raise IsolationError("nothing here can keep a program inside: install bubblewrap")
 
-    assert found("Sandbox", machine(sandbox=none)).fix == "apt-get install bubblewrap"
+    assert check_named("Sandbox", machine(sandbox=no_sandbox)).fix == "apt-get install bubblewrap"
 
 
-def test_memory_that_is_taken_and_memory_that_is_not_there(machine: Callable[..., Machine]) -> None:
-    assert found("Memory", machine(free=1, total=24)).state == "optional"
-    small = found("Memory", machine(free=1, total=2))
+def test_occupied_memory_is_optional_and_too_little_memory_is_missing(machine: Callable[..., Machine]) -> None:
+    assert check_named("Memory", machine(free=1, total=24)).state == "optional"
+    small = check_named("Memory", machine(free=1, total=2))
     assert small.state == "missing"
     assert "1.0 of 2.0 GiB free, up to 5 needed" in small.found
 
 
-def test_the_command_prints_every_fix(machine: Callable[..., Machine]) -> None:
-    done = CliRunner().invoke(app, ["doctor"], obj=machine(models=False))
-    assert done.exit_code == 1
-    assert f"lookahead-agent models fetch {TARGET}" in done.stdout
-    assert "[tools]" in done.stdout
+def test_doctor_prints_every_fix_exits_with_1_and_supports_json(machine: Callable[..., Machine]) -> None:
+    result = CliRunner().invoke(app, ["doctor"], obj=machine(models=False))
+    assert result.exit_code == 1
+    assert f"lookahead-agent models fetch {TARGET}" in result.stdout
+    assert "[tools]" in result.stdout
     as_json = json.loads(CliRunner().invoke(app, ["doctor", "--json"], obj=machine()).stdout)
     assert {"name", "state", "found", "fix"} == set(as_json[0])
 
 
-def test_a_containers_limit_counts(tmp_path: Path) -> None:
+def test_memory_respects_the_cgroup_limit(tmp_path: Path) -> None:
     total, free = memory(tmp_path)
     assert 0 < free <= total
     (tmp_path / "memory.max").write_text("max\n")
@@ -102,28 +102,28 @@ def test_a_containers_limit_counts(tmp_path: Path) -> None:
     assert 0 < memory()[1] <= memory()[0]
 
 
-class Ended:
-    """A process that has ended."""
+class FakeProcess:
+    """A process with this exit code, or None if it is still running."""
 
     def __init__(self, exitcode: int | None) -> None:
         self.exitcode = exitcode
 
     def join(self, patience: float) -> None:
-        """Nothing to wait for."""
+        """Return at once."""
 
 
-def test_a_process_that_the_system_killed_is_named() -> None:
-    assert "failed, or was killed" in crash_reason([Ended(0), Ended(None)])  # type: ignore[list-item]
+def test_crash_reasons_name_the_signal_and_its_likely_cause() -> None:
+    assert "failed, or was killed" in crash_reason([FakeProcess(0), FakeProcess(None)])  # type: ignore[list-item]
     failed = RuntimeError("Engine core initialization failed.\nFailed core proc(s): {'EngineCore': 1}")
     assert start_failure_reason(failed).startswith("Failed core proc(s): {'EngineCore': 1} (VLLM_LOGGING_LEVEL=INFO")
     assert "out of memory" in start_failure_reason(RuntimeError("Failed core proc(s): {'EngineCore': -9}"))
-    assert "SIGSEGV" in crash_reason([Ended(-11), Ended(None)])  # type: ignore[list-item]
-    killed = crash_reason([Ended(-9)])  # type: ignore[list-item]
+    assert "SIGSEGV" in crash_reason([FakeProcess(-11), FakeProcess(None)])  # type: ignore[list-item]
+    killed = crash_reason([FakeProcess(-9)])  # type: ignore[list-item]
     assert "run out of memory" in killed
     assert "kv_cache_memory_bytes" in killed
 
 
-def test_programs_that_are_not_there_fail_or_take_too_long() -> None:
+def test_output_of_missing_failing_or_slow_programs_is_none() -> None:
     assert output_of("echo", " here ") == "here"
     assert output_of("no-such-program-anywhere") is None
     assert output_of("false") is None

@@ -1,4 +1,4 @@
-"""A target with a shared draft is shown what the draft writes, and the draft writes on from the target's own words."""
+"""A shared draft: the target receives the draft's tokens, and the draft follows the target's text."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ from tests.virtual_time import run_in_virtual_time
 
 STEPS = ["First this.\n\n", "Then that.\n\n", "So it is 4.\n\n", "Done."]
 OTHER = ["First of all.\n\n", "Then that.\n\n", "So it is 4.\n\n", "Done."]
-ALL = ScriptedVerifier(lambda draft, target: True)
+ACCEPT_ALL = ScriptedVerifier(lambda draft, target: True)
 
 
-class Lines:
-    """Remembers what is shown."""
+class LineRecorder:
+    """Records the draft lines that a target receives."""
 
     def __init__(self) -> None:
-        self.begun: list[list[int]] = []
-        self.shown: list[list[int]] = []
+        self.prefixes: list[list[int]] = []
+        self.tokens: list[list[int]] = []
         self.closed = False
 
-    def begin(self, prefix_ids: Sequence[int]) -> _Line:
-        self.begun.append(list(prefix_ids))
-        self.shown.append([])
-        return _Line(self.shown[-1])
+    def begin(self, prefix_ids: Sequence[int]) -> _RecordedLine:
+        self.prefixes.append(list(prefix_ids))
+        self.tokens.append([])
+        return _RecordedLine(self.tokens[-1])
 
     def close(self) -> None:
         self.closed = True
 
 
-class _Line:
-    def __init__(self, shown: list[int]) -> None:
-        self._shown = shown
+class _RecordedLine:
+    def __init__(self, tokens: list[int]) -> None:
+        self._tokens = tokens
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        self._shown.extend(token_ids)
+        self._tokens.extend(token_ids)
 
 
 class SharedDraftScript(ScriptedEngine):
-    """A scripted target that takes guesses, and remembers them."""
+    """A scripted target that accepts draft lines and records them."""
 
     shared_draft = True
-    lines: Lines
+    lines: LineRecorder
 
-    def draft_lines(self, prompt_ids: Sequence[int]) -> Lines:
-        self.lines = Lines()
+    def draft_lines(self, prompt_ids: Sequence[int]) -> LineRecorder:
+        self.lines = LineRecorder()
         return self.lines
 
 
 class SharedDraftPair(Pair):
-    """A pair whose target is guided."""
+    """A scripted pair whose target has a shared draft."""
 
     target: SharedDraftScript
 
@@ -63,98 +63,98 @@ class SharedDraftPair(Pair):
         super().__init__(list(target), list(draft))
         self.target.__class__ = SharedDraftScript
 
-    def text(self, number: int) -> str:
-        """Prefix and tokens of a line, without the prompt."""
-        ids = [*self.target.lines.begun[number], *self.target.lines.shown[number]]
+    def line_text(self, number: int) -> str:
+        """Return the prefix and tokens of a line as text, without the prompt."""
+        ids = [*self.target.lines.prefixes[number], *self.target.lines.tokens[number]]
         return self.tokenizer.decode(ids[len(self.prompt) :])
 
-    async def guess(self, settings: DecodingSettings | None = None, sampling: Sampling | None = None) -> Reply:
-        """A reply of the target alone, with guesses."""
+    async def speculate(self, settings: DecodingSettings | None = None, sampling: Sampling | None = None) -> Reply:
+        """Generate a reply in which the draft proposes tokens and no step is verified."""
         reply = await lookahead(self.request(sampling), self.target, self.draft, None, settings)
         self.check_accounts(reply)
         return reply
 
 
-def test_a_target_without_a_verifier_is_shown_a_draft_that_follows_it() -> None:
+def test_target_without_a_verifier_receives_draft_tokens_and_accepts_no_step() -> None:
     pair = SharedDraftPair(STEPS, STEPS)
-    reply = run_in_virtual_time(pair.guess())
+    reply = run_in_virtual_time(pair.speculate())
     assert reply.text == "".join(STEPS)
     assert reply.report.steps == 4
     assert reply.report.accepted == 0
     assert len(pair.target.requests) == 1
-    assert pair.text(0).startswith("First this.\n\nThen that.")
+    assert pair.line_text(0).startswith("First this.\n\nThen that.")
     assert pair.target.lines.closed
     assert reply.report.draft_tokens.speculative == reply.report.draft_tokens.generated > 0
 
 
-def test_the_draft_begins_anew_where_the_target_says_something_else() -> None:
+def test_draft_restarts_from_the_targets_text_after_a_divergence() -> None:
     pair = SharedDraftPair(STEPS, OTHER)
-    reply = run_in_virtual_time(pair.guess())
+    reply = run_in_virtual_time(pair.speculate())
     assert reply.text == "".join(STEPS)
-    begun = [pair.tokenizer.decode(prefix[len(pair.prompt) :]) for prefix in pair.target.lines.begun]
-    assert begun[0] == ""
-    assert begun[1].startswith("First this")
-    assert all("".join(STEPS).startswith(prefix) for prefix in begun), "always after the target's own words"
+    prefixes = [pair.tokenizer.decode(prefix[len(pair.prompt) :]) for prefix in pair.target.lines.prefixes]
+    assert prefixes[0] == ""
+    assert prefixes[1].startswith("First this")
+    assert all("".join(STEPS).startswith(prefix) for prefix in prefixes), "every line continues the target's text"
 
 
-def test_a_draft_that_is_slow_begins_anew_from_the_targets_last_word() -> None:
+def test_slow_draft_restarts_from_the_targets_latest_token_without_delaying_it() -> None:
     fast = [ScriptedStep("one two three four five six seven eight nine ten.\n\n", 1), ScriptedStep("Done.", 1)]
     slow = [ScriptedStep("one two three four five six seven eight nine ten.\n\n", 60), ScriptedStep("Done.", 1)]
     pair = SharedDraftPair(fast, slow)
-    reply = run_in_virtual_time(pair.guess())
-    assert reply.report.seconds["total"] == pytest.approx(2), "nobody waits for the draft"
-    assert len(pair.target.lines.begun) > 2
+    reply = run_in_virtual_time(pair.speculate())
+    assert reply.report.seconds["total"] == pytest.approx(2), "the target does not wait for the draft"
+    assert len(pair.target.lines.prefixes) > 2
 
 
-def test_without_shared_draft_the_draft_stays_idle() -> None:
+def test_draft_stays_idle_if_shared_draft_is_disabled() -> None:
     pair = SharedDraftPair(STEPS, STEPS)
-    reply = run_in_virtual_time(pair.guess(DecodingSettings(shared_draft=False)))
+    reply = run_in_virtual_time(pair.speculate(DecodingSettings(shared_draft=False)))
     assert reply.report.draft_tokens.generated == 0
 
 
-def test_a_seeded_sampled_reply_gets_no_guesses_that_could_change_it() -> None:
-    for sampling, draft_tokens in (
+def test_seeded_sampling_gets_no_draft_tokens() -> None:
+    for sampling, expected in (
         (Sampling(max_tokens=99, temperature=0.7, seed=1), False),
         (Sampling(max_tokens=99, temperature=0.7), True),
         (Sampling(max_tokens=99, seed=1), True),
     ):
         pair = SharedDraftPair(STEPS, STEPS)
-        reply = run_in_virtual_time(pair.guess(sampling=sampling))
-        assert (reply.report.draft_tokens.generated > 0) == draft_tokens
+        reply = run_in_virtual_time(pair.speculate(sampling=sampling))
+        assert (reply.report.draft_tokens.generated > 0) == expected
 
 
-def test_draft_steps_are_shown_and_the_shadow_takes_over_where_the_target_leaves_them() -> None:
+def test_target_receives_draft_steps_and_the_follower_continues_after_a_divergence() -> None:
     pair = SharedDraftPair(STEPS, OTHER)
     reply = pair.run(ExactVerifier(), DecodingSettings(depth=2))
     assert reply.text == "".join(STEPS)
-    assert pair.text(0).startswith("First of all.\n\n")
-    begun = [pair.tokenizer.decode(prefix[len(pair.prompt) :]) for prefix in pair.target.lines.begun]
-    assert "First this" in begun, "in the middle of the target's own first step"
+    assert pair.line_text(0).startswith("First of all.\n\n")
+    prefixes = [pair.tokenizer.decode(prefix[len(pair.prompt) :]) for prefix in pair.target.lines.prefixes]
+    assert "First this" in prefixes, "a line starts in the middle of the target's first step"
     assert reply.report.draft_tokens.speculative > 0
     assert reply.report.accepted > 0
 
 
-def test_a_draft_that_fails_while_it_only_guesses_costs_nothing() -> None:
+def test_failed_draft_without_a_verifier_leaves_the_reply_unchanged() -> None:
     broken = [ScriptedStep("First", 1, error="out of memory")] * 4
     pair = SharedDraftPair(STEPS, broken)
-    reply = run_in_virtual_time(pair.guess())
+    reply = run_in_virtual_time(pair.speculate())
     assert reply.text == "".join(STEPS)
-    assert len(pair.target.lines.begun) == 1
+    assert len(pair.target.lines.prefixes) == 1
 
 
-def test_with_two_tokenizers_nothing_is_shown() -> None:
+def test_target_receives_no_draft_tokens_with_two_tokenizers() -> None:
     pair = Pair(STEPS, STEPS, two_tokenizers=True)
     pair.target.__class__ = SharedDraftScript
-    assert pair.run(ALL).text == "".join(STEPS)
+    assert pair.run(ACCEPT_ALL).text == "".join(STEPS)
     assert not hasattr(pair.target, "lines")
 
 
 @pytest.mark.parametrize("after", [0.0, 0.5, 1.0, 2.9, 3.0, 3.3, 4.7, 6.1, 8.0])
 @pytest.mark.parametrize("verified", [False, True])
-def test_cancelling_at_any_moment_leaves_no_request_and_no_line(after: float, verified: bool) -> None:
+def test_cancellation_at_any_time_leaves_no_request_and_closes_the_lines(after: float, verified: bool) -> None:
     pair = SharedDraftPair(STEPS, OTHER)
 
-    async def cancelled() -> None:
+    async def cancel_reply() -> None:
         verifier = ScriptedVerifier(lambda d, t: d == t, seconds=0.4) if verified else None
         task = asyncio.create_task(lookahead(pair.request(), pair.target, pair.draft, verifier))
         await asyncio.sleep(after)
@@ -166,4 +166,4 @@ def test_cancelling_at_any_moment_leaves_no_request_and_no_line(after: float, ve
         assert pair.target.lines.closed or after == 0
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
-    run_in_virtual_time(cancelled())
+    run_in_virtual_time(cancel_reply())

@@ -1,4 +1,4 @@
-"""The decoder under faults at every moment: in virtual time, a hang of an hour takes no time."""
+"""The decoder under faults at any time; in virtual time, hangs and timeouts take no real time."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from tests.unit.scripts import Pair, ScriptedVerifier, Steps
 from tests.virtual_time import run_in_virtual_time
 
 STEPS = ["First this.\n\n", "Then that.\n\n", "So it is 4.\n\n", "Done."]
-ALL = ScriptedVerifier(lambda draft, target: True)
+ACCEPT_ALL = ScriptedVerifier(lambda draft, target: True)
 
 
-def test_a_silent_draft_ends_the_speculation_although_the_target_overtakes_it() -> None:
+def test_silent_draft_disables_speculation_even_if_the_target_overtakes_it() -> None:
     steps = [f"Step {number}.\n\n" for number in range(10)]
     pair = Pair(steps, [ScriptedStep("", hangs=True)] * 10, target_seconds=5)
-    reply = pair.run(ALL, DecodingSettings(draft_timeout=12))
+    reply = pair.run(ACCEPT_ALL, DecodingSettings(draft_timeout=12))
     assert reply.text == "".join(steps)
     assert reply.report.speculation_disabled == "the draft model gave no sign of life for 12 s"
-    assert reply.report.seconds["total"] == pytest.approx(50), "it costs no time"
+    assert reply.report.seconds["total"] == pytest.approx(50), "a silent draft must not delay the target"
 
 
-def test_a_draft_that_waits_for_its_turn_is_not_silent() -> None:
+def test_idle_timeout_ignores_a_draft_that_waits_for_the_target() -> None:
     pair = Pair(STEPS, STEPS, target_seconds=100)
-    reply = pair.run(ALL, DecodingSettings(draft_timeout=3, depth=1))
+    reply = pair.run(ACCEPT_ALL, DecodingSettings(draft_timeout=3, depth=1))
     assert reply.report.speculation_disabled is None
     assert reply.report.accepted == 4
 
 
-def test_a_draft_that_was_stopped_is_not_silent_while_nobody_asks_it() -> None:
-    """The target's step takes longer than the limit, and rules the draft's out at its first token."""
+def test_idle_timeout_ignores_a_stopped_draft() -> None:
+    """The target's step outlasts the timeout, and its first token refutes the draft's step."""
     slow = ScriptedStep("No, not so at all.\n\n", 50)
     pair = Pair(["So it is.\n\n", *STEPS], [slow, *STEPS], target_seconds=100)
     reply = pair.run(ExactVerifier(), DecodingSettings(draft_timeout=10, depth=1))
@@ -48,67 +48,67 @@ def test_a_draft_that_was_stopped_is_not_silent_while_nobody_asks_it() -> None:
     assert reply.report.speculation_disabled is None
 
 
-def test_a_silent_target_fails_the_reply() -> None:
+def test_silent_target_times_out_and_fails_the_reply() -> None:
     pair = Pair(["First this.\n\n", ScriptedStep("Then", 1, hangs=True)], STEPS)
     with pytest.raises(EngineError, match="the target model gave no sign of life for 30 s"):
-        pair.run(ALL, DecodingSettings(target_timeout=30))
+        pair.run(ACCEPT_ALL, DecodingSettings(target_timeout=30))
     assert pair.draft is not None
     assert pair.target.in_flight == pair.draft.in_flight == 0
 
 
 @pytest.mark.parametrize(
-    ("garbage", "reason"),
+    ("invalid", "reason"),
     [
         (ScriptedStep("", 1, ids=(10**6, 5)), "a token that is not in the vocabulary"),
         (ScriptedStep("Fir", 1, ids=(3, 99_999)), "a token that is not in the vocabulary"),
     ],
 )
-def test_tokens_of_no_vocabulary_never_reach_the_target(garbage: ScriptedStep, reason: str) -> None:
-    pair = Pair(STEPS, [garbage, *STEPS[1:]], target_seconds=30)
-    reply = pair.run(ALL)
+def test_draft_tokens_outside_the_vocabulary_never_reach_the_target(invalid: ScriptedStep, reason: str) -> None:
+    pair = Pair(STEPS, [invalid, *STEPS[1:]], target_seconds=30)
+    reply = pair.run(ACCEPT_ALL)
     assert reply.text == "".join(STEPS)
     assert reason in (reply.report.speculation_disabled or "")
     assert all(max(prompt) < pair.tokenizer.size for prompt, _ in pair.target.requests)
 
 
-def test_a_draft_that_ends_at_once_is_no_reply() -> None:
-    reply = Pair(STEPS, []).run(ALL)
+def test_draft_that_ends_at_once_is_not_accepted() -> None:
+    reply = Pair(STEPS, []).run(ACCEPT_ALL)
     assert reply.text == "".join(STEPS)
     assert reply.report.accepted == 0
 
 
 @dataclass
-class OddVerifier:
-    """Answers with something that is no verdict."""
+class InvalidVerifier:
+    """Returns an invalid verdict."""
 
-    answer: object
+    verdict: object
 
     async def verify(self, pair: StepPair) -> Verdict:
-        return self.answer  # type: ignore[return-value]
+        return self.verdict  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("answer", [None, True, Verdict(True, "score", math.nan)])
-def test_an_answer_that_is_no_verdict_ends_the_speculation(answer: object) -> None:
-    reply = Pair(STEPS, STEPS).run(OddVerifier(answer))
+@pytest.mark.parametrize("verdict", [None, True, Verdict(True, "score", math.nan)])
+def test_invalid_verdict_disables_speculation(verdict: object) -> None:
+    reply = Pair(STEPS, STEPS).run(InvalidVerifier(verdict))
     assert reply.text == "".join(STEPS)
     assert reply.report.accepted == 0
     assert reply.report.speculation_disabled is not None
 
 
-def test_a_target_that_fails_as_judge_still_writes() -> None:
+def test_target_that_fails_as_judge_completes_the_reply_alone() -> None:
     pair = Pair(STEPS, STEPS, logprobs={})
     reply = pair.run(ScoreVerifier(pair.target, 5))
     assert reply.text == "".join(STEPS)
     assert reply.report.speculation_disabled is not None
 
 
-def test_time_in_which_nothing_worked_is_waiting() -> None:
-    reply = Pair(STEPS, STEPS).run(ALL)
+def test_waiting_time_is_zero_if_an_engine_is_always_busy() -> None:
+    reply = Pair(STEPS, STEPS).run(ACCEPT_ALL)
     assert reply.report.seconds["waiting"] == pytest.approx(0)
 
 
-def test_the_time_of_a_reply_is_that_of_its_prompt_and_of_its_writing() -> None:
-    seconds = Pair(STEPS, STEPS).run(ALL).report.seconds
+def test_prefill_and_decode_times_add_up_to_the_total() -> None:
+    seconds = Pair(STEPS, STEPS).run(ACCEPT_ALL).report.seconds
     assert 0 < seconds["prompt"] < seconds["total"]
     assert seconds["prompt"] + seconds["writing"] == pytest.approx(seconds["total"])
     assert 0 < seconds["draft_prompt"] < seconds["draft"]
@@ -117,7 +117,7 @@ def test_the_time_of_a_reply_is_that_of_its_prompt_and_of_its_writing() -> None:
 
 @dataclass
 class Case:
-    """Two models, a verifier, and what goes wrong with them."""
+    """The scripts of two models, a verifier, and settings; scripts and verifier may contain faults."""
 
     target: Steps
     draft: Steps
@@ -136,7 +136,7 @@ SECONDS = st.sampled_from([0.0, 0.4, 1.0, 3.0])
 
 
 @st.composite
-def written(draw: st.DrawFn, faults: bool) -> Steps:
+def step_scripts(draw: st.DrawFn, faults: bool) -> Steps:
     texts = draw(st.lists(TEXTS, min_size=1, max_size=6))
     steps = [
         ScriptedStep(text + ("\n\n" if number < len(texts) - 1 else ""), draw(SECONDS))
@@ -159,9 +159,9 @@ def written(draw: st.DrawFn, faults: bool) -> Steps:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    target = draw(written(faults=False))
-    draft = target if draw(st.booleans()) else draw(written(faults=True))
-    how = draw(st.sampled_from(["exact", "all", "none", "odd", "fails", "hangs"]))
+    target = draw(step_scripts(faults=False))
+    draft = target if draw(st.booleans()) else draw(step_scripts(faults=True))
+    verifier_name = draw(st.sampled_from(["exact", "all", "none", "odd", "fails", "hangs"]))
     seconds = draw(SECONDS)
     verifier: object = {
         "exact": ExactVerifier(),
@@ -170,11 +170,11 @@ def cases(draw: st.DrawFn) -> Case:
         "odd": ScriptedVerifier(lambda d, t: len(d) % 2 == 1, seconds),
         "fails": ScriptedVerifier(lambda d, t: True, seconds, error="judge is away"),
         "hangs": ScriptedVerifier(lambda d, t: True, 1e9),
-    }[how]
+    }[verifier_name]
     return Case(
         target,
         draft,
-        draw(written(faults=True)),
+        draw(step_scripts(faults=True)),
         verifier,
         DecodingSettings(
             depth=draw(st.integers(1, 5)),
@@ -194,7 +194,7 @@ def cases(draw: st.DrawFn) -> Case:
         draw(st.booleans()),
         draw(st.integers(1, 4)),
         draw(st.one_of(st.none(), st.none(), st.floats(0, 12))),
-        lossless=how in ("exact", "none"),
+        lossless=verifier_name in ("exact", "none"),
     )
 
 
@@ -235,11 +235,11 @@ def hold_guarantees(case: Case) -> None:
         assert reply.finish_reason == alone.finish_reason
     if reply.finish_reason == "stop" and case.settings.max_step_tokens == 100:
         scripts = (case.target, case.draft, case.sampled)
-        known = {step.text.strip() for steps in scripts for step in steps if isinstance(step, ScriptedStep)}
-        assert {part.strip() for part in reply.text.split("\n\n")} <= known | {""}, "whole steps, as they were written"
+        scripted = {step.text.strip() for steps in scripts for step in steps if isinstance(step, ScriptedStep)}
+        assert {part.strip() for part in reply.text.split("\n\n")} <= scripted | {""}, "every step is whole"
 
 
 @given(case=cases())
 @settings(max_examples=600)
-def test_whatever_happens_the_reply_is_whole_and_nothing_is_left(case: Case) -> None:
+def test_any_fault_leaves_a_complete_reply_and_no_request(case: Case) -> None:
     hold_guarantees(case)

@@ -26,12 +26,12 @@ def test_target_and_draft_never_share_a_core(count: int) -> None:
     assert len(target) >= len(draft)
 
 
-def test_without_a_draft_the_target_has_all_cores() -> None:
+def test_target_has_all_cores_without_a_draft_and_shares_a_single_core() -> None:
     assert share_cores([0, 1], with_draft=False) == ([0, 1], [])
     assert share_cores([3], with_draft=True) == ([3], [3])
 
 
-def test_binding_notation() -> None:
+def test_binding_writes_cores_as_ranges() -> None:
     assert binding([0, 1, 2, 5]) == "0-2,5"
     assert binding([7]) == "7"
 
@@ -73,7 +73,7 @@ def test_equal_configurations_share_an_engine_until_the_last_release() -> None:
     assert [engine.closed for engine in started] == [1, 1]
 
 
-def test_threads_share_one_start() -> None:
+def test_concurrent_acquires_share_one_start() -> None:
     started: list[FakeEngine] = []
     pool = pool_of(started)
     threads = [threading.Thread(target=pool.acquire, args=(CONFIG,)) for _ in range(8)]
@@ -84,7 +84,7 @@ def test_threads_share_one_start() -> None:
     assert len(started) == 1
 
 
-def test_an_engine_whose_process_has_ended_is_started_again_also_where_others_hold_it() -> None:
+def test_dead_engine_is_replaced_although_others_hold_it() -> None:
     started: list[FakeEngine] = []
     pool = pool_of(started)
     first = pool.acquire(CONFIG)
@@ -99,59 +99,59 @@ def test_an_engine_whose_process_has_ended_is_started_again_also_where_others_ho
     assert started[1].closed == 1
 
 
-def test_a_failed_start_is_forgotten() -> None:
+def test_every_acquire_raises_if_the_start_fails() -> None:
     pool = pool_of([], fail=True)
     for _ in range(2):
         with pytest.raises(EngineStartError):
             pool.acquire(CONFIG)
 
 
-def test_a_closed_pool_starts_nothing() -> None:
+def test_closed_pool_refuses_to_start_engines() -> None:
     pool = pool_of([])
     pool.close()
     with pytest.raises(EngineError, match="shutting down"):
         pool.acquire(CONFIG)
 
 
-def test_an_engine_that_is_released_while_it_starts_is_closed() -> None:
-    begun, go_on = threading.Event(), threading.Event()
+def test_engine_released_during_its_start_is_closed() -> None:
+    starting, proceed = threading.Event(), threading.Event()
     engine = FakeEngine()
 
     def start(_: VLLMConfig) -> Any:
-        begun.set()
-        assert go_on.wait(20)
+        starting.set()
+        assert proceed.wait(20)
         return engine
 
     pool = EnginePool(start, lambda: None)
     with ThreadPoolExecutor() as threads:
         acquired = threads.submit(pool.acquire, CONFIG)
-        assert begun.wait(20)
+        assert starting.wait(20)
         pool.release(CONFIG)
-        go_on.set()
+        proceed.set()
         with pytest.raises(EngineError, match="released while it started"):
             acquired.result(20)
     assert engine.closed == 1
 
 
-def test_closing_ends_what_is_starting_also_what_nobody_waits_for() -> None:
-    begun, refused = threading.Event(), threading.Event()
+def test_closing_the_pool_aborts_a_start_that_was_already_released() -> None:
+    starting, aborted = threading.Event(), threading.Event()
 
     def start(_: VLLMConfig) -> Any:
-        begun.set()
-        assert refused.wait(20)
+        starting.set()
+        assert aborted.wait(20)
         raise EngineError("the process is shutting down")
 
-    pool = EnginePool(start, refused.set)
+    pool = EnginePool(start, aborted.set)
     with ThreadPoolExecutor() as threads:
         acquired = threads.submit(pool.acquire, CONFIG)
-        assert begun.wait(20)
+        assert starting.wait(20)
         pool.release(CONFIG)
         pool.close()
         with pytest.raises(EngineError, match="shutting down"):
             acquired.result(20)
 
 
-def test_scripted_engine_takes_the_time_that_its_script_says() -> None:
+def test_scripted_engine_takes_the_time_of_its_script() -> None:
     tokenizer = ScriptedTokenizer()
     prompt = tokenizer.encode("p")
     engine = ScriptedEngine(tokenizer, [ScriptedStep("a b c\n\n", 4.0), ScriptedStep("d", 2.0)], len(prompt))
@@ -165,7 +165,7 @@ def test_scripted_engine_takes_the_time_that_its_script_says() -> None:
     assert run_in_virtual_time(run()) == ("a b c\n\nd", pytest.approx(6.0))
 
 
-def test_a_scripted_engine_counts_what_runs() -> None:
+def test_scripted_engine_counts_requests_in_flight() -> None:
     tokenizer = ScriptedTokenizer()
     engine = ScriptedEngine(tokenizer, [ScriptedStep("a b c", hangs=True)], 0)
 
@@ -188,7 +188,7 @@ def test_virtual_time_reports_a_deadlock() -> None:
         run_in_virtual_time(wait())
 
 
-def test_importing_the_library_imports_no_engine() -> None:
+def test_importing_the_library_loads_no_engine_package() -> None:
     code = (
         "import sys, lookahead_agent, lookahead_agent.chat.model, lookahead_agent.cli\n"
         "heavy = {'vllm', 'torch', 'transformers', 'sentence_transformers'} & set(sys.modules)\n"
@@ -197,7 +197,7 @@ def test_importing_the_library_imports_no_engine() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_without_vllm_the_error_names_the_extra() -> None:
+def test_missing_vllm_raises_an_error_that_names_the_extras() -> None:
     code = (
         "import importlib.util, sys\n"
         "sys.modules['vllm'] = None\n"

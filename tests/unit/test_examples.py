@@ -1,4 +1,4 @@
-"""Every example runs as it is written, on a model that follows a script."""
+"""Every example runs unchanged on a scripted model."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ TASKS = [
 
 
 def reply_to(prompt: str) -> str:
-    """What a model could say in these graphs."""
-    found = prompt.rpartition("Results so far:")[2]
+    """Return a plausible reply to a prompt of these graphs."""
+    results = prompt.rpartition("Results so far:")[2]
     if "You lead specialists" in prompt:
-        return next((task for number, task in enumerate(TASKS, 1) if f"[{number}]" not in found), READY)
+        return next((task for number, task in enumerate(TASKS, 1) if f"[{number}]" not in results), READY)
     if "You carry out a task with tools" in prompt:
-        if "[1]" in found:
+        if "[1]" in results:
             return READY
         return (
             ORDER
@@ -57,14 +57,14 @@ def reply_to(prompt: str) -> str:
     if "You think for an assistant" in prompt:
         return "I do my task."
     if "write the result into a file" in prompt:
-        calls = [f"<tool_call>{made}</tool_call>" for made in (CALL, WRITE)]
+        calls = [f"<tool_call>{call}</tool_call>" for call in (CALL, WRITE)]
         return [*calls, "It is 391, as the file says."][min(prompt.count("tool: "), 2)]
     if "tools:" in prompt:
         return "It is 391." if "tool: " in prompt else f"<tool_call>{CALL}</tool_call>"
     return "So many.\n\nIt is 36."
 
 
-SAYS = {
+EXPECTED = {
     "first_reply": ["It is 36.", "forward passes of the target]"],
     "per_node_policies": ["mine: 2 steps ahead", "They cost $18."],
     "drop_in_create_agent": ["It is 391."],
@@ -79,8 +79,8 @@ SAYS = {
 }
 
 
-@pytest.mark.parametrize("name", SAYS)
-def test_it_runs(
+@pytest.mark.parametrize("name", EXPECTED)
+def test_example_prints_its_results(
     name: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -94,12 +94,12 @@ def test_it_runs(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", [name])
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-    said = capsys.readouterr().out
-    for text in SAYS[name]:
-        assert text in said
+    output = capsys.readouterr().out
+    for text in EXPECTED[name]:
+        assert text in output
 
 
-def test_there_is_a_test_of_every_example() -> None:
-    # They need servers (tests/integration/test_remote.py) and a data set (test_measure_bfcl.py).
-    elsewhere = {"remote_engines", "measure_bfcl"}
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == SAYS.keys() | elsewhere
+def test_every_example_has_a_test() -> None:
+    # These need servers (tests/integration/test_remote.py) and a data set (test_measure_bfcl.py).
+    tested_elsewhere = {"remote_engines", "measure_bfcl"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == EXPECTED.keys() | tested_elsewhere

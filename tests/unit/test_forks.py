@@ -1,4 +1,4 @@
-"""Processes that are forked from one that has written replies, and callers whose event loop ends under a reply."""
+"""Forks of a process that has generated replies, and callers whose event loop closes during a reply."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ print(own.is_dir(), flush=True)
 """
 
 
-def said_by(script: str) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+def output_of(script: str) -> list[str]:
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
+    assert process.returncode == 0, process.stderr
+    return process.stdout.split()
 
 
-def test_forked_processes_write_replies_and_their_parent_goes_on() -> None:
-    assert said_by(FORKED) == ["True", "True"]
+def test_forked_processes_and_their_parent_generate_replies() -> None:
+    assert output_of(FORKED) == ["True", "True"]
 
 
-def test_a_forked_process_has_sockets_of_its_own_and_leaves_its_parents_alone() -> None:
-    assert said_by(SOCKETS) == ["True", "True"]
+def test_forked_process_has_its_own_socket_folder_and_keeps_its_parents() -> None:
+    assert output_of(SOCKETS) == ["True", "True"]
 
 
 class FakeEngine:
@@ -76,7 +76,7 @@ class FakeEngine:
         self.calls.append("leave")
 
 
-def test_in_a_forked_process_engines_are_left_to_the_parent_and_started_anew() -> None:
+def test_pool_detaches_the_parents_engines_after_a_fork_and_starts_new_ones() -> None:
     started: list[FakeEngine] = []
 
     def start(_: VLLMConfig) -> Any:
@@ -86,13 +86,13 @@ def test_in_a_forked_process_engines_are_left_to_the_parent_and_started_anew() -
     pool, config = EnginePool(start, lambda: None), VLLMConfig(Path("model"))
     pool.acquire(config)
     pool.reset_after_fork()
-    pool.release(config)  # as the parent's holders do when they are collected
+    pool.release(config)  # as copies of the parent's holders do on garbage collection
     assert pool.acquire(config) is started[1]
     pool.close()
     assert [engine.calls for engine in started] == [["leave"], ["close"]]
 
 
-HURRIED = """
+CLOSED_LOOP = """
 import asyncio, os, time
 from lookahead_agent.testing import scripted_chat
 
@@ -109,11 +109,11 @@ os._exit(0)
 """
 
 
-def test_a_reply_ends_when_its_callers_event_loop_has_ended() -> None:
-    assert said_by(HURRIED) == ["0", "True"]
+def test_request_is_aborted_after_its_callers_event_loop_closes() -> None:
+    assert output_of(CLOSED_LOOP) == ["0", "True"]
 
 
-def test_an_engine_that_is_left_to_the_parent_is_closed_here_and_its_processes_are_no_childs() -> None:
+def test_detached_engine_is_closed_and_leaves_its_worker_process_running() -> None:
     worker = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
     worker.start()
     assert worker.pid is not None

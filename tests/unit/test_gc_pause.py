@@ -1,4 +1,4 @@
-"""Pauses of Python's garbage collection."""
+"""Pauses of Python's garbage collector."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from lookahead_agent.engines.processes import gc_paused
 
 
-def test_garbage_is_collected_again_after_the_last_of_several_pauses() -> None:
+def test_nested_pauses_resume_collection_after_the_outermost_one() -> None:
     assert gc.isenabled()
     with gc_paused():
         with pytest.raises(ZeroDivisionError), gc_paused():
@@ -18,7 +18,7 @@ def test_garbage_is_collected_again_after_the_last_of_several_pauses() -> None:
     assert gc.isenabled()
 
 
-def test_what_the_user_has_switched_off_stays_off() -> None:
+def test_a_collector_that_the_user_disabled_stays_disabled() -> None:
     gc.disable()
     try:
         with gc_paused():

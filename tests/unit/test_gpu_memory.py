@@ -36,34 +36,34 @@ def folders(tmp_path: Path) -> dict[str, Path]:
     return {name: tmp_path / name for name in SHAPES}
 
 
-def test_sizes_are_those_that_vllm_reported(folders: dict[str, Path]) -> None:
+def test_weight_and_cache_sizes_match_those_that_vllm_reported(folders: dict[str, Path]) -> None:
     # vLLM on an H100: "Model loading took 15.27 GiB", "GPU KV cache size: 76,352 tokens" in 10.49 GiB.
     assert weight_bytes(folders["8b"], DUMMY) / GIB == pytest.approx(15.27, rel=0.01)
     assert kv_cache_bytes_per_token(folders["8b"], {}) == pytest.approx(10.49 * GIB / 76_352, rel=0.001)
     assert weight_bytes(folders["32b"], DUMMY) / 1e9 == pytest.approx(65.5, rel=0.01)
-    assert weight_bytes(folders["1.7b"], DUMMY) / 1e9 == pytest.approx(3.44, rel=0.01), "one matrix at both ends"
+    assert weight_bytes(folders["1.7b"], DUMMY) / 1e9 == pytest.approx(3.44, rel=0.01), "tied embeddings count once"
 
 
-def test_files_say_how_large_weights_are(folders: dict[str, Path]) -> None:
+def test_weight_bytes_are_file_sizes_divided_by_tensor_parallel_size(folders: dict[str, Path]) -> None:
     for number in (1, 2):
         (folders["8b"] / f"model-{number}.safetensors").write_bytes(b"x" * 1000)
-    assert weight_bytes(folders["8b"], {}) == 2000, "whatever their precision"
+    assert weight_bytes(folders["8b"], {}) == 2000, "independent of the precision"
     assert weight_bytes(folders["8b"], {"tensor_parallel_size": 2}) == 1000
     assert weight_bytes(folders["8b"], DUMMY) > GIB
 
 
-def test_a_cache_depends_on_its_precision_and_the_draft_model_in_the_engine(folders: dict[str, Path]) -> None:
-    of_target, of_draft = (kv_cache_bytes_per_token(folders[name], {}) for name in ("8b", "1.7b"))
-    assert kv_cache_bytes_per_token(folders["8b"], {"kv_cache_dtype": "fp8"}) == of_target // 2
-    assert kv_cache_bytes_per_token(folders["8b"], {"dtype": "float32"}) == 2 * of_target
+def test_cache_size_depends_on_its_dtype_and_the_draft_model(folders: dict[str, Path]) -> None:
+    target_bytes, draft_bytes = (kv_cache_bytes_per_token(folders[name], {}) for name in ("8b", "1.7b"))
+    assert kv_cache_bytes_per_token(folders["8b"], {"kv_cache_dtype": "fp8"}) == target_bytes // 2
+    assert kv_cache_bytes_per_token(folders["8b"], {"dtype": "float32"}) == 2 * target_bytes
     speculative = {"speculative_config": {"method": "draft_model", "model": str(folders["1.7b"])}}
-    assert kv_cache_bytes_per_token(folders["8b"], speculative) == of_target + of_draft
+    assert kv_cache_bytes_per_token(folders["8b"], speculative) == target_bytes + draft_bytes
     assert weight_bytes(folders["8b"], speculative) == weight_bytes(folders["8b"], {}) + weight_bytes(
         folders["1.7b"], {}
     )
 
 
-def test_engines_cache_the_same_number_of_tokens(folders: dict[str, Path]) -> None:
+def test_memory_shares_let_engines_cache_the_same_number_of_tokens(folders: dict[str, Path]) -> None:
     engines = {"target": (folders["32b"], DUMMY), "draft": (folders["1.7b"], DUMMY)}
     shares = memory_shares(engines, H100)
     assert sum(shares.values()) == pytest.approx(0.92, abs=0.001)
@@ -75,22 +75,22 @@ def test_engines_cache_the_same_number_of_tokens(folders: dict[str, Path]) -> No
     assert tokens["target"] > 10_000
 
 
-def test_a_context_fits_or_does_not(folders: dict[str, Path]) -> None:
+def test_context_that_fits_depends_on_the_models_and_the_gpus_memory(folders: dict[str, Path]) -> None:
     pair = [(folders["8b"], DUMMY), (folders["1.7b"], DUMMY)]
     assert context_that_fits(pair, H100) > 100_000
     assert context_that_fits(pair[:1], 24 * GIB) == pytest.approx(31_000, rel=0.1)
-    assert context_that_fits(pair, 24 * GIB) == 0, "not even the weights"
+    assert context_that_fits(pair, 24 * GIB) == 0, "not even the weights fit"
 
 
-def test_a_share_that_is_given_stays(folders: dict[str, Path]) -> None:
-    given = {"gpu_memory_utilization": 0.5}
-    shares = memory_shares({"target": (folders["8b"], given), "draft": (folders["1.7b"], {})}, H100)
+def test_requested_gpu_memory_utilization_is_kept(folders: dict[str, Path]) -> None:
+    arguments = {"gpu_memory_utilization": 0.5}
+    shares = memory_shares({"target": (folders["8b"], arguments), "draft": (folders["1.7b"], {})}, H100)
     assert shares["target"] == 0.5
     assert shares["draft"] == pytest.approx(0.42)
-    assert memory_shares({"target": (folders["8b"], given)}, H100) == {"target": 0.5}
+    assert memory_shares({"target": (folders["8b"], arguments)}, H100) == {"target": 0.5}
 
 
-def test_models_that_do_not_fit_are_refused(folders: dict[str, Path]) -> None:
+def test_models_that_do_not_fit_together_are_refused(folders: dict[str, Path]) -> None:
     both = {"target": (folders["32b"], DUMMY), "draft": (folders["8b"], DUMMY)}
     with pytest.raises(ConfigurationError, match=r"do not fit into the GPU's 79 GiB together \(target 63\.\d GiB, dra"):
         memory_shares(both, H100)

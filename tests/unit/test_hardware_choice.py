@@ -1,4 +1,4 @@
-"""The configuration of a pair follows from a table by instruction set, and from the speed of measured replies."""
+"""The configuration of a pair: a table of defaults by instruction set, then the speed of measured replies."""
 
 from __future__ import annotations
 
@@ -25,39 +25,39 @@ ALONE, DRAFTING = "none, target int8", "draft_model, target int8, draft int8"
 SHARED = "shared_draft, target int8, draft int8"
 
 
-def choice(defaults: CPUDefaults, **given: Any) -> tuple[Configuration, str]:
+def choice(defaults: CPUDefaults, **overrides: Any) -> tuple[Configuration, str]:
     options = {"methods": METHODS, "target": defaults.kernels, "draft": defaults.kernels, "draft_size": 0.32}
-    return choose_configuration(defaults, **(options | given))
+    return choose_configuration(defaults, **(options | overrides))
 
 
-def chosen(defaults: CPUDefaults, **given: Any) -> Configuration:
-    return choice(defaults, **given)[0]
+def chosen(defaults: CPUDefaults, **overrides: Any) -> Configuration:
+    return choice(defaults, **overrides)[0]
 
 
-def test_int8_where_the_processor_has_it_and_integer_weights_where_it_has_nothing() -> None:
-    first = chosen(WITH_INT8)
-    assert first == Configuration("draft_model", "int8", "int8", ((1, 1, 2), (2, 5, 1), (6, 32, 0)))
+def test_default_configuration_depends_on_int8_instructions() -> None:
+    with_int8 = chosen(WITH_INT8)
+    assert with_int8 == Configuration("draft_model", "int8", "int8", ((1, 1, 2), (2, 5, 1), (6, 32, 0)))
     assert chosen(WITHOUT_INT8) == Configuration("none", "int8-weights")
 
 
 @pytest.mark.parametrize(
-    ("flags", "found"), [("avx2", False), ("avx2 avx512_vnni", True), ("amx_int8", True), ("i8mm", True), ("", False)]
+    ("flags", "int8"), [("avx2", False), ("avx2 avx512_vnni", True), ("amx_int8", True), ("i8mm", True), ("", False)]
 )
-def test_instructions_for_int8_are_read_from_the_cpu_flags(flags: str, *, found: bool) -> None:
-    assert has_int8_instructions(f"a processor {flags}") is found
+def test_int8_instructions_are_detected_from_the_cpu_flags(flags: str, *, int8: bool) -> None:
+    assert has_int8_instructions(f"a processor {flags}") is int8
 
 
-def test_only_what_may_be_chosen_is() -> None:
+def test_choice_respects_the_allowed_methods_and_precisions() -> None:
     for method in METHODS:
-        found = chosen(WITHOUT_INT8, methods=(method,), target=("bf16",))
-        assert found.method == method
-        assert found.target == "bf16"
+        configuration = chosen(WITHOUT_INT8, methods=(method,), target=("bf16",))
+        assert configuration.method == method
+        assert configuration.target == "bf16"
     with pytest.raises(ConfigurationError, match="no configuration"):
         choice(WITHOUT_INT8, draft=(), methods=("shared_draft",))
 
 
 @pytest.mark.parametrize(
-    ("target", "draft", "found"),
+    ("target", "draft", "expected"),
     [
         (("bf16",), WITH_INT8.kernels, ("bf16", "int8")),
         (WITHOUT_INT8.kernels, ("bf16",), ("bf16", "bf16")),
@@ -65,22 +65,22 @@ def test_only_what_may_be_chosen_is() -> None:
         (("bf16",), WITHOUT_INT8.kernels, ("bf16", "bf16")),
     ],
 )
-def test_the_precisions_of_a_draft_model_go_together(target: Any, draft: Any, found: tuple[str, str]) -> None:
+def test_target_and_draft_get_compatible_precisions(target: Any, draft: Any, expected: tuple[str, str]) -> None:
     defaults = WITH_INT8 if "int8" in (*target, *draft) else WITHOUT_INT8
     pair = chosen(defaults, methods=("draft_model",), target=target, draft=draft)
-    assert (pair.target, pair.draft) == found
+    assert (pair.target, pair.draft) == expected
 
 
-def test_precisions_that_do_not_go_together_are_one_clear_error() -> None:
+def test_incompatible_precisions_are_refused_if_the_draft_must_run() -> None:
     with pytest.raises(ConfigurationError, match="both compute in bf16 or both in float32"):
         choice(WITHOUT_INT8, methods=("draft_model",), target=("bf16",), draft=("fp32",))
     assert chosen(WITHOUT_INT8, target=("bf16",), draft=("fp32",)).method == "none"
 
 
-def test_there_are_no_draft_tokens_where_they_do_not_pay() -> None:
+def test_draft_tokens_are_off_where_they_do_not_pay() -> None:
     assert chosen(WITH_INT8, draft_size=1.0).method == "none", "a draft costs as much as its target"
     assert chosen(WITH_INT8, acceptance_rate=0.3).method == "none"
-    assert chosen(WITHOUT_INT8, target=("bf16",)).method == "none", "eight tokens cost eight times as much as one"
+    assert chosen(WITHOUT_INT8, target=("bf16",)).method == "none", "the cost of a pass is proportional to its tokens"
     assert chosen(WITHOUT_INT8, target=("fp32",)).method == "draft_model"
     forced = chosen(WITH_INT8, methods=("draft_model",), acceptance_rate=0.3)
     assert forced.draft_tokens == ((1, 1, 1), (2, 32, 0))
@@ -88,17 +88,17 @@ def test_there_are_no_draft_tokens_where_they_do_not_pay() -> None:
 
 def test_a_higher_acceptance_rate_gives_more_draft_tokens() -> None:
     for target in ("int8", "bf16"):
-        made = [
+        schedules = [
             chosen(WITH_INT8, methods=("draft_model",), target=(target,), acceptance_rate=rate).draft_tokens
             for rate in (0.3, 0.7, 0.85, 0.97)
         ]
-        alone = [tokens[0][2] for tokens in made]
-        assert alone == sorted(alone)
-        assert alone[0] < alone[-1]
-        for tokens in made:
-            assert [first for first, _, _ in tokens] == [1, *(last + 1 for _, last, _ in tokens[:-1])]
-            assert [count for _, _, count in tokens] == sorted((count for _, _, count in tokens), reverse=True)
-            assert tokens[-1][1:] == (32, 0), "many requests leave no room for draft tokens"
+        single_request = [schedule[0][2] for schedule in schedules]
+        assert single_request == sorted(single_request)
+        assert single_request[0] < single_request[-1]
+        for schedule in schedules:
+            assert [first for first, _, _ in schedule] == [1, *(last + 1 for _, last, _ in schedule[:-1])]
+            assert [count for _, _, count in schedule] == sorted((count for _, _, count in schedule), reverse=True)
+            assert schedule[-1][1:] == (32, 0), "large batches have no draft tokens"
 
 
 @pytest.mark.parametrize(
@@ -115,22 +115,22 @@ def test_a_higher_acceptance_rate_gives_more_draft_tokens() -> None:
         ({"another": 0.001, DRAFTING: 0.05}, "draft_model"),
     ],
 )
-def test_measured_replies_decide_between_methods_that_were_measured(paces: dict[str, float], method: str) -> None:
-    found, reason = choice(WITH_INT8, paces=paces)
-    assert found.method == method
-    assert found.name in reason
+def test_measured_replies_decide_between_the_measured_methods(paces: dict[str, float], method: str) -> None:
+    configuration, reason = choice(WITH_INT8, paces=paces)
+    assert configuration.method == method
+    assert configuration.name in reason
     if DRAFTING in paces:
         assert f"draft_model {1000 * paces[DRAFTING]:.0f} ms per token" in reason
 
 
 @pytest.mark.parametrize("draft_tokens", [1, 2, 5])
-def test_the_acceptance_rate_is_known_by_the_tokens_per_pass(draft_tokens: int) -> None:
+def test_acceptance_rate_is_the_inverse_of_tokens_per_pass(draft_tokens: int) -> None:
     for rate in (0.0, 0.5, 0.9):
         assert acceptance_rate_of(tokens_per_pass(draft_tokens, rate), draft_tokens) == pytest.approx(rate, abs=1e-6)
-    assert acceptance_rate_of(draft_tokens + 1, draft_tokens) < 1, "a rate of 1 would give infinitely many"
+    assert acceptance_rate_of(draft_tokens + 1, draft_tokens) < 1, "a rate of 1 would allow any draft length"
 
 
-def test_passes_of_more_tokens_cost_more() -> None:
+def test_forward_passes_with_more_tokens_cost_more() -> None:
     for defaults in (WITH_INT8, WITHOUT_INT8):
         for kernel in defaults.kernels:
             costs = defaults.pass_costs[kernel]
@@ -138,7 +138,7 @@ def test_passes_of_more_tokens_cost_more() -> None:
             assert costs[8] < costs[16] < costs[128]
 
 
-def test_the_prompt_is_no_part_of_the_pace() -> None:
+def test_pace_is_the_decode_time_per_token_after_the_first() -> None:
     report = ReplyReport(seconds={"writing": 10.0})
     assert report.pace(101) == pytest.approx(0.1)
     assert report.pace(1) == 0

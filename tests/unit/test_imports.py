@@ -1,4 +1,4 @@
-"""Which way imports run, what an import loads, and how many modules a request passes through."""
+"""Import layers, the modules that an import loads, and the number of modules that a request calls."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from lookahead_agent.testing import scripted_chat
 PACKAGE = Path(lookahead_agent.__file__).parent
 ProfileFunction = Callable[[FrameType, str, Any], None]
 EXECUTOR_THREADS = min(32, (os.cpu_count() or 1) + 4)
-"""As many as asyncio's executor has."""
+"""The size of asyncio's default executor."""
 MAX_MODULES = 25
 MAX_LAYERS = 10
 
 
 @pytest.mark.parametrize("module", ["lookahead_agent.decoding", "lookahead_agent.theory.simulation"])
-def test_the_decoder_knows_neither_vllm_nor_langchain_nor_http(module: str) -> None:
+def test_decoder_loads_neither_vllm_nor_langchain_nor_http_clients(module: str) -> None:
     foreign = ["vllm", "torch", "transformers", "langchain_core", "langgraph", "httpx", "requests", "aiohttp"]
     assert _loaded(f"import {module}", foreign) == []
 
 
-def test_importing_the_package_loads_nothing_heavy() -> None:
+def test_importing_the_package_loads_no_heavy_dependency() -> None:
     heavy = ["numba", "torch", "matplotlib", "vllm", "transformers", "langchain_core"]
     assert _loaded("import lookahead_agent", heavy) == []
     assert _loaded("from lookahead_agent import ChatLookahead", ["numba", "torch", "matplotlib", "vllm"]) == []
@@ -47,26 +47,26 @@ def _loaded(statement: str, modules: list[str]) -> list[str]:
     return process.stdout.split()
 
 
-def test_only_the_engine_and_the_kernels_know_vllms_inner_modules() -> None:
-    """Also by names in strings; vLLM changes what is below `vllm.v1` without notice."""
+def test_only_the_engine_and_the_cpu_package_use_vllm_v1() -> None:
+    """Includes names in strings; vLLM changes the modules below `vllm.v1` without notice."""
     found = [str(path.relative_to(PACKAGE)) for path in _modules().values() if "vllm.v1" in path.read_text("utf-8")]
     assert [name for name in found if not name.startswith("cpu/")] == ["engines/vllm_engine.py"]
 
 
-def test_no_module_imports_itself_by_way_of_others() -> None:
-    """Also inside packages, by functions, and for types alone."""
+def test_modules_have_no_circular_imports() -> None:
+    """Includes imports within a package, inside functions and under `TYPE_CHECKING`."""
     modules = {name: {found for found in _imported(path) if found != name} for name, path in _modules().items()}
-    assert _circle(modules) == []
+    assert _cycle(modules) == []
 
 
-def test_packages_are_in_layers() -> None:
-    """Packages, and single modules beside them, import one way; the longest chain is short."""
+def test_packages_form_few_layers_without_cycles() -> None:
+    """Packages and top-level modules import in one direction, and the longest chain is limited."""
     packages: dict[str, set[str]] = {}
     for name, path in _modules().items():
         package = _package(name)
         imported = {_package(found) for found in _imported(path)}
         packages.setdefault(package, set()).update(imported - {package})
-    assert _circle(packages) == []
+    assert _cycle(packages) == []
     chains: dict[str, list[str]] = {}
     for package in TopologicalSorter(packages).static_order():
         below = max((chains[found] for found in packages[package]), key=len, default=[])
@@ -75,19 +75,19 @@ def test_packages_are_in_layers() -> None:
     assert len(longest) <= MAX_LAYERS, " -> ".join(longest)
 
 
-def test_a_warm_request_passes_through_few_modules() -> None:
-    """Counted in every thread, by a reply of scripted engines with the default policy."""
+def test_a_warm_request_calls_few_modules() -> None:
+    """Profiles every thread during a reply of scripted engines with the default policy."""
     llm = scripted_chat("First this.\n\nThen that.\n\nIt is 4.")
     assert llm.invoke("What is 2 + 2?").response_metadata["lookahead"]["accepted"] > 0
-    seen: set[str] = set()
+    called: set[str] = set()
 
-    def note(frame: FrameType, event: str, argument: object) -> None:
+    def record_module(frame: FrameType, event: str, argument: object) -> None:
         path = Path(frame.f_code.co_filename)
         if event == "call" and PACKAGE in path.parents:
-            seen.add(str(path.relative_to(PACKAGE)))
+            called.add(str(path.relative_to(PACKAGE)))
 
-    async def everywhere(profile: ProfileFunction | None) -> None:
-        """Set it in the background loop's thread, and in those of its executor, which start before."""
+    async def set_profile_in_all_threads(profile: ProfileFunction | None) -> None:
+        """Set the profile function in the background loop's thread and in its executor's threads, started first."""
         started = threading.Barrier(EXECUTOR_THREADS)
 
         def in_thread() -> None:
@@ -97,22 +97,22 @@ def test_a_warm_request_passes_through_few_modules() -> None:
         await asyncio.gather(*[asyncio.to_thread(in_thread) for _ in range(EXECUTOR_THREADS)])
         sys.setprofile(profile)
 
-    threading.setprofile(note)
-    background.run(everywhere(note))
-    sys.setprofile(note)
+    threading.setprofile(record_module)
+    background.run(set_profile_in_all_threads(record_module))
+    sys.setprofile(record_module)
     try:
         llm.invoke("What is 2 + 2?")
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
-        background.run(everywhere(None))
-    assert {"chat/model.py", "generation/generator.py", "decoding/loop.py", "engines/scripted.py"} <= seen
-    assert len(seen) <= MAX_MODULES, sorted(seen)
+        background.run(set_profile_in_all_threads(None))
+    assert {"chat/model.py", "generation/generator.py", "decoding/loop.py", "engines/scripted.py"} <= called
+    assert len(called) <= MAX_MODULES, sorted(called)
 
 
 @cache
 def _modules() -> dict[str, Path]:
-    """The library's modules by their names below `lookahead_agent`."""
+    """Return the library's modules by their names below `lookahead_agent`."""
     files = [path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.name != "__init__.py"]
     return {".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path for path in files}
 
@@ -122,7 +122,7 @@ def _package(module: str) -> str:
 
 
 def _imported(file: Path) -> Iterator[str]:
-    """Modules of the library that a file imports; a package where it imports a name that is no module."""
+    """Yield the library's modules that a file imports, and the package of a name that is not a module."""
     known = _modules()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -133,16 +133,16 @@ def _imported(file: Path) -> Iterator[str]:
             continue
         for name in names:
             if name.startswith("lookahead_agent."):
-                inner = name.removeprefix("lookahead_agent.")
-                found = inner if inner in known else inner.rpartition(".")[0]
+                relative = name.removeprefix("lookahead_agent.")
+                found = relative if relative in known else relative.rpartition(".")[0]
                 if found:
                     yield found
 
 
-def _circle(graph: Mapping[str, set[str]]) -> list[str]:
+def _cycle(graph: Mapping[str, set[str]]) -> list[str]:
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
-        circle: list[str] = error.args[1]
-        return circle
+        cycle: list[str] = error.args[1]
+        return cycle
     return []

@@ -22,7 +22,7 @@ INTEGER = {"type": "integer"}
 
 
 def chain(levels: int, width: int) -> dict[str, Any]:
-    """A tree of references: small to write, and larger than the world if each is put in its place."""
+    """Return a small schema with a tree of references, which grows exponentially if they are inlined."""
     defs: dict[str, Any] = {
         f"L{level}": {
             "type": "object",
@@ -48,7 +48,7 @@ def objects(names: str, *, required: bool = False) -> list[dict[str, Any]]:
     ]
 
 
-BOMBS: dict[str, tuple[Any, str]] = {
+REFUSED: dict[str, tuple[Any, str]] = {
     "bytes": ({"enum": ["x" * 300_000]}, "262,144 bytes"),
     "enum": ({"enum": list(range(20_000))}, "10,000 values in enums"),
     "enums": ({"anyOf": [{"enum": list(range(6_000))}, {"enum": list(range(6_000))}]}, "10,000 values in enums"),
@@ -81,7 +81,7 @@ BOMBS: dict[str, tuple[Any, str]] = {
     "not JSON": ({"enum": [{1}]}, "is JSON"),
     "not a number": ({"const": float("nan")}, "is JSON"),
 }
-FINE: dict[str, dict[str, Any]] = {
+ACCEPTED: dict[str, dict[str, Any]] = {
     "references": chain(12, 10),
     "long enum": {"enum": list(range(9_000))},
     "long text": {"type": "string", "minLength": 5, "maxLength": 10**9},
@@ -101,31 +101,31 @@ FINE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", BOMBS)
-def test_a_schema_that_no_grammar_can_be_made_of_is_refused(name: str) -> None:
-    schema, bound = BOMBS[name]
-    with pytest.raises(ConfigurationError, match=bound):
+@pytest.mark.parametrize("name", REFUSED)
+def test_schema_beyond_a_limit_is_refused(name: str) -> None:
+    schema, limit = REFUSED[name]
+    with pytest.raises(ConfigurationError, match=limit):
         check_schema(schema)
 
 
-@pytest.mark.parametrize("name", FINE)
-def test_a_schema_within_bounds_is_taken(name: str) -> None:
-    check_schema(FINE[name])
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_schema_within_the_limits_is_accepted(name: str) -> None:
+    check_schema(ACCEPTED[name])
 
 
-@pytest.mark.parametrize("name", sorted(BOMBS.keys() - {"not JSON", "not a number"}))
-@pytest.mark.parametrize("way", ["form", "call", "either"])
-def test_no_engine_sees_a_bomb(name: str, way: str) -> None:
+@pytest.mark.parametrize("name", sorted(REFUSED.keys() - {"not JSON", "not a number"}))
+@pytest.mark.parametrize("usage", ["form", "call", "either"])
+def test_no_engine_receives_a_refused_schema(name: str, usage: str) -> None:
     llm = scripted_chat("{}")
-    bomb = BOMBS[name][0]
-    schema = bomb if "$defs" in bomb else {"type": "object", "properties": {"a": bomb}}
+    inner = REFUSED[name][0]
+    schema = inner if "$defs" in inner else {"type": "object", "properties": {"a": inner}}
     tool = {"type": "function", "function": {"name": "bomb", "description": "", "parameters": schema}}
     response_format = {"type": "json_schema", "json_schema": {"name": "bomb", "schema": schema}}
     options: dict[str, Any] = {
         "form": {"response_format": response_format},
         "call": {"tools": [tool], "tool_choice": "required"},
         "either": {"tools": [tool], "response_format": {"type": "json_object"}},
-    }[way]
+    }[usage]
     with pytest.raises(ConfigurationError, match="JSON schema"):
         llm.invoke("?", **options)
     assert llm.engines is not None
@@ -133,8 +133,8 @@ def test_no_engine_sees_a_bomb(name: str, way: str) -> None:
     assert llm.engines.target.requests == []
 
 
-def test_references_are_never_put_in_place() -> None:
-    """Twelve levels of ten would be a schema of a million million integers."""
+def test_references_are_never_inlined() -> None:
+    """The inlined schema would have a million million integers."""
     tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": chain(12, 10)}}
     llm = scripted_chat('{"name": "f", "arguments": {}}')
     assert llm.invoke("?", tools=[tool], tool_choice="required").tool_calls[0]["name"] == "f"
@@ -147,7 +147,7 @@ def test_references_are_never_put_in_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schema", "composed"),
+    ("schema", "expected"),
     [
         ({"type": "object", "properties": {"a": INTEGER}}, False),
         ({"anyOf": objects("ab")}, False),
@@ -157,8 +157,8 @@ def test_references_are_never_put_in_place() -> None:
         ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b", "properties": {}}, "b": INTEGER}}, True),
     ],
 )
-def test_an_object_described_in_several_places_is_known(schema: dict[str, Any], composed: bool) -> None:
-    assert composes(schema) is composed
+def test_composes_detects_objects_described_in_several_places(schema: dict[str, Any], expected: bool) -> None:
+    assert composes(schema) is expected
 
 
 SCHEMAS = st.recursive(
@@ -178,28 +178,28 @@ SCHEMAS = st.recursive(
 
 @settings(max_examples=100, deadline=None)
 @given(SCHEMAS, SCHEMAS)
-def test_a_schema_within_another_refers_to_what_it_referred_to(schema: dict[str, Any], defined: dict[str, Any]) -> None:
+def test_references_of_a_relocated_schema_keep_their_targets(schema: dict[str, Any], defined: dict[str, Any]) -> None:
     schema = {**schema, "$defs": {"/ ~%": defined}}
     outer = {"anyOf": [INTEGER, {"type": "array", "items": relocated(schema, "/anyOf/1/items")}]}
 
-    def same(inside: Any, alone: Any) -> None:
-        if isinstance(alone, dict):
-            assert inside.keys() == alone.keys()
-            for key, value in alone.items():
+    def assert_same(inside: Any, original: Any) -> None:
+        if isinstance(original, dict):
+            assert inside.keys() == original.keys()
+            for key, value in original.items():
                 if key == "$ref" and isinstance(value, str) and value != "#anchor" and inside[key] != value:
                     assert (target(outer, inside[key]) is None) == (target(schema, value) is None)
                     assert inside[key] == "#/anyOf/1/items" + value[1:]
                 else:
-                    same(inside[key], value)
-        elif isinstance(alone, list):
-            assert len(inside) == len(alone)
-            for one, other in zip(inside, alone, strict=True):
-                same(one, other)
+                    assert_same(inside[key], value)
+        elif isinstance(original, list):
+            assert len(inside) == len(original)
+            for one, other in zip(inside, original, strict=True):
+                assert_same(one, other)
         else:
-            assert inside == alone
+            assert inside == original
 
     inside = outer["anyOf"][1]["items"]  # type: ignore[index]
-    same(inside, schema)
+    assert_same(inside, schema)
     assert target(outer, "#/anyOf/1/items") == inside
     assert relocated(schema, "") == schema
 
@@ -213,12 +213,12 @@ def test_a_schema_within_another_refers_to_what_it_referred_to(schema: dict[str,
         ({"$ref": "#/$defs/K"}, "^(?:k)$"),
     ],
 )
-def test_the_names_of_a_maps_keys_become_a_pattern(names: dict[str, Any], pattern: str) -> None:
+def test_property_names_become_a_pattern_property(names: dict[str, Any], pattern: str) -> None:
     schema = {"type": "array", "items": {"type": "object", "propertyNames": names, "additionalProperties": INTEGER}}
-    whole = schema | {"$defs": {"K": {"enum": ["k"]}}}
-    found = for_llguidance(whole)
-    assert found["items"] == {"type": "object", "patternProperties": {pattern: INTEGER}, "additionalProperties": False}
-    assert "propertyNames" in whole["items"], "the caller's schema stays"
+    full = schema | {"$defs": {"K": {"enum": ["k"]}}}
+    result = for_llguidance(full)
+    assert result["items"] == {"type": "object", "patternProperties": {pattern: INTEGER}, "additionalProperties": False}
+    assert "propertyNames" in full["items"], "the caller's schema is not modified"
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_the_names_of_a_maps_keys_become_a_pattern(names: dict[str, Any], patter
         {"propertyNames": {"const": "a"}, "properties": {"a": INTEGER}},
     ],
 )
-def test_other_names_are_left_to_vllm(schema: dict[str, Any]) -> None:
+def test_unsupported_property_names_are_left_unchanged(schema: dict[str, Any]) -> None:
     assert for_llguidance(schema) == schema
 
 
@@ -244,12 +244,12 @@ class Formats(pydantic.BaseModel):
     code: pydantic.Json[int]
 
 
-def test_a_format_is_held_to_where_llguidance_knows_it_and_is_a_note_elsewhere() -> None:
+def test_only_formats_that_llguidance_supports_are_kept() -> None:
     schema = Formats.model_json_schema()
-    found = for_llguidance(schema)
-    kept = {name: part["format"] for name, part in found["properties"].items() if "format" in part}
+    converted = for_llguidance(schema)
+    kept = {name: part["format"] for name, part in converted["properties"].items() if "format" in part}
     assert kept == {"day": "date"}
-    assert LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(found))) == ""
+    assert LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(converted))) == ""
     assert LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema))) != ""
     assert for_llguidance({"properties": {"format": {"const": "binary"}}}) == {
         "properties": {"format": {"const": "binary"}}
