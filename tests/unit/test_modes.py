@@ -138,9 +138,7 @@ def seconds_per_token(mode: Mode, *, accepted: bool) -> float:
 
 def test_draft_steps_stop_when_acceptance_collapses_and_resume_when_it_recovers() -> None:
     both: tuple[Mode, Mode] = ("sd", "lr+sd")
-    paces = {
-        (mode, accepted): seconds_per_token(mode, accepted=accepted) for mode in both for accepted in (True, False)
-    }
+    paces = {(mode, ok): seconds_per_token(mode, accepted=ok) for mode in both for ok in (True, False)}
     assert paces["lr+sd", True] < 0.8 * paces["sd", True]
     assert paces["lr+sd", False] > paces["sd", False], "rejected steps cost time"
     chooser, used = ModeChooser(), []
