@@ -39,10 +39,10 @@ def thinking_chat() -> ChatLookahead:
 
 
 def merged(chunks: list[AIMessageChunk]) -> AIMessageChunk:
-    whole = chunks[0]
+    message = chunks[0]
     for chunk in chunks[1:]:
-        whole = whole + chunk
-    return whole
+        message = message + chunk
+    return message
 
 
 def test_thinking_is_a_content_block_of_its_own_and_streamed() -> None:

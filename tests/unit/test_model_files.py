@@ -52,11 +52,11 @@ def model(tmp_path: Path) -> Path:
     return write_model(tmp_path / "model")
 
 
-def truncated(name: str, length: int) -> Callable[[Path], None]:
+def truncate(name: str, length: int) -> Callable[[Path], None]:
     return lambda folder: os.truncate(folder / name, length)
 
 
-def zeroed(name: str) -> Callable[[Path], None]:
+def fill_with_zeros(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).write_bytes(bytes((folder / name).stat().st_size))  # type: ignore[return-value]
 
 
@@ -77,19 +77,19 @@ def remove_shard(folder: Path) -> None:
 
 
 DAMAGES: list[tuple[Callable[[Path], None], str]] = [
-    (truncated("model.safetensors", 500), "model.safetensors is no whole safetensors file"),
-    (truncated("model.safetensors", 5), "model.safetensors is no whole safetensors file"),
-    (truncated("model.safetensors", 0), "model.safetensors is no whole safetensors file"),
-    (zeroed("model.safetensors"), "model.safetensors is no whole safetensors file"),
+    (truncate("model.safetensors", 500), "model.safetensors is no whole safetensors file"),
+    (truncate("model.safetensors", 5), "model.safetensors is no whole safetensors file"),
+    (truncate("model.safetensors", 0), "model.safetensors is no whole safetensors file"),
+    (fill_with_zeros("model.safetensors"), "model.safetensors is no whole safetensors file"),
     (append_byte, "model.safetensors is no whole safetensors file"),
     (break_link, "model.safetensors is no whole safetensors file"),
     (remove_shard, "model-2-of-2.safetensors"),
-    (truncated("config.json", 1), "config.json cannot be read"),
-    (zeroed("config.json"), "config.json cannot be read"),
+    (truncate("config.json", 1), "config.json cannot be read"),
+    (fill_with_zeros("config.json"), "config.json cannot be read"),
     (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
     (lambda folder: (folder / "config.json").write_text("[]"), "config.json is no JSON object"),  # type: ignore[list-item, return-value]
     (lambda folder: (folder / "config.json").write_bytes(b"\xff{}"), "config.json cannot be read"),  # type: ignore[list-item, return-value]
-    (truncated("tokenizer_config.json", 20), "tokenizer_config.json cannot be read"),
+    (truncate("tokenizer_config.json", 20), "tokenizer_config.json cannot be read"),
 ]
 
 
@@ -159,10 +159,10 @@ def test_damage_detects_every_truncation_and_never_raises(
     tmp_path_factory: pytest.TempPathFactory, length: int, noise: bytes, offset: int
 ) -> None:
     folder = write_model(tmp_path_factory.getbasetemp() / "noisy")
-    whole = weights(1000)
-    (folder / "model.safetensors").write_bytes(whole[:length])
+    complete = weights(1000)
+    (folder / "model.safetensors").write_bytes(complete[:length])
     assert damage(folder) is not None
-    (folder / "model.safetensors").write_bytes(whole[:offset] + noise + whole[offset + len(noise) :])
+    (folder / "model.safetensors").write_bytes(complete[:offset] + noise + complete[offset + len(noise) :])
     assert damage(folder) is None or isinstance(damage(folder), str)
     for name in ("config.json", "tokenizer_config.json", "model.safetensors.index.json"):
         write_model(folder)

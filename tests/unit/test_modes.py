@@ -137,13 +137,13 @@ def seconds_per_token(mode: Mode, *, accepted: bool) -> float:
 
 
 def test_draft_steps_stop_when_acceptance_collapses_and_resume_when_it_recovers() -> None:
-    both: tuple[Mode, Mode] = ("sd", "lr+sd")
-    paces = {(mode, ok): seconds_per_token(mode, accepted=ok) for mode in both for ok in (True, False)}
+    two_modes: tuple[Mode, Mode] = ("sd", "lr+sd")
+    paces = {(mode, ok): seconds_per_token(mode, accepted=ok) for mode in two_modes for ok in (True, False)}
     assert paces["lr+sd", True] < 0.8 * paces["sd", True]
     assert paces["lr+sd", False] > paces["sd", False], "rejected steps cost time"
     chooser, used = ModeChooser(), []
     for number in range(120):
-        mode = chooser.choose("planner", both).mode
+        mode = chooser.choose("planner", two_modes).mode
         chooser.learn("planner", mode, paces[mode, not 40 <= number < 80])
         used.append(mode)
     last_modes = [used[end - 15 : end] for end in (40, 80, 120)]

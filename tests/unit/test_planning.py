@@ -485,7 +485,7 @@ def test_long_results_are_truncated_to_fit_the_context(build: Build, tools: Tool
 
 @pytest.mark.parametrize("build", [build_plan_execute, build_llm_compiler])
 @sync_and_async
-async def test_a_second_plan_of_one_turn_has_its_own_results(build: Build, asynchronous: bool, tools: Tools) -> None:
+async def test_second_plan_of_one_turn_has_its_own_results(build: Build, asynchronous: bool, tools: Tools) -> None:
     """The model writes no call of the first plan, so the second plan follows in the same turn."""
     prompts: list[str] = []
     script = scripted_replies(
