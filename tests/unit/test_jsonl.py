@@ -1,4 +1,4 @@
-"""Lines end at a line feed and nowhere else: in files of rows, in traces, in problems, and in server-sent events."""
+"""Row files, traces, problem files and server-sent events keep any text and split only at their own line ends."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from lookahead_agent.trace.recorder import TraceRecorder, read_trace
 from lookahead_agent.trace.timeline import timeline, write_page
 from tests.unit.serving import serving
 
-ENDS = "\u2028\u2029\x85\x0b\x0c\x1c\x1d\x1e\r\n\ud800\ufeff"
-"""What some reader or other takes for the end of a line, or cannot read at all."""
-TEXTS = st.text(st.one_of(st.sampled_from(ENDS), st.characters(codec=None)))
-WORST = f"one{'two'.join(ENDS)}three"
+SEPARATORS = "\u2028\u2029\x85\x0b\x0c\x1c\x1d\x1e\r\n\ud800\ufeff"
+"""Characters that some readers take for line ends, a lone surrogate, and a byte order mark."""
+TEXTS = st.text(st.one_of(st.sampled_from(SEPARATORS), st.characters(codec=None)))
+EVERY_SEPARATOR = f"one{'two'.join(SEPARATORS)}three"
 
 
 @given(st.lists(TEXTS, max_size=4))
-@example([WORST, WORST])
-def test_rows(texts: list[str]) -> None:
+@example([EVERY_SEPARATOR, EVERY_SEPARATOR])
+def test_appended_rows_are_ascii_and_read_back_unchanged(texts: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = RowFile(Path(folder) / "rows.jsonl")
         file.path.touch()
@@ -56,10 +56,10 @@ def test_rows(texts: list[str]) -> None:
 
 
 @given(TEXTS)
-@example(WORST)
+@example(EVERY_SEPARATOR)
 @settings(max_examples=60)
-def test_problems_that_others_wrote(text: str) -> None:
-    """As they are written with `ensure_ascii=False`, with a byte order mark and Windows' ends of lines."""
+def test_problem_files_of_other_programs_are_read(text: str) -> None:
+    """Files written with `ensure_ascii=False`, with a byte order mark, and with Windows line ends."""
     text = text.replace("\ud800", "") if any("\ud800" <= each <= "\udfff" for each in text) else text
     try:
         text.encode()
@@ -75,19 +75,19 @@ def test_problems_that_others_wrote(text: str) -> None:
 
 
 @given(TEXTS)
-@example(WORST)
+@example(EVERY_SEPARATOR)
 @settings(max_examples=60)
-def test_traces(text: str) -> None:
+def test_trace_rows_of_two_recorders_are_read_back_unchanged(text: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "run.jsonl"
         with TraceRecorder(file) as recorder:
             recorder._add({"type": "step", "text": text})
-        with TraceRecorder(file) as again:  # appended
-            again._add({"type": "step", "text": text})
-        assert read_trace(file) == recorder.rows + again.rows
+        with TraceRecorder(file) as second_recorder:  # appends to the same file
+            second_recorder._add({"type": "step", "text": text})
+        assert read_trace(file) == recorder.rows + second_recorder.rows
 
 
-def test_a_run_whose_words_are_separators(tmp_path: Path) -> None:
+def test_reply_with_separators_is_unchanged_in_its_trace_and_escaped_in_its_page(tmp_path: Path) -> None:
     llm = scripted_chat("one\u2028two\x85.\n\nthree\x1e.", policy="balanced:depth=2")
     with TraceRecorder(tmp_path / "run.jsonl") as recorder:
         llm.invoke("q", config={"callbacks": [recorder]})
@@ -101,18 +101,18 @@ def test_a_run_whose_words_are_separators(tmp_path: Path) -> None:
 
 
 @given(TEXTS)
-@example(WORST)
+@example(EVERY_SEPARATOR)
 @settings(max_examples=60)
-def test_events_for_programs_of_this_user(text: str) -> None:
+def test_daemon_events_round_trip_to_the_server_backend(text: str) -> None:
     reply = ChatReply(text, text, [], [], "stop", 1, 0, [1], {text: text})
-    told: list[GenerateEvent] = [TextDelta("thinking", f"{text}."), TextDelta("answer", f"{text}."), reply]
+    sent_events: list[GenerateEvent] = [TextDelta("thinking", f"{text}."), TextDelta("answer", f"{text}."), reply]
     request = GenerateRequest("1", Sampling(max_tokens=1), VerifierPolicy(verifier="off"))
     status = ServerStatus(
         pid=1, engines="", models="", reason="", context_length=1, version="", seconds=0, replies=0, running=0
     )
 
     async def generated() -> AsyncGenerator[GenerateEvent, None]:
-        for event in told:
+        for event in sent_events:
             yield event
 
     async def received() -> list[GenerateEvent]:
@@ -121,12 +121,12 @@ def test_events_for_programs_of_this_user(text: str) -> None:
         transport = httpx.MockTransport(lambda _: httpx.Response(200, content=body))
         return [event async for event in ServerBackend(status, transport).generate(request)]
 
-    assert asyncio.run(received()) == told
+    assert asyncio.run(received()) == sent_events
 
 
 @given(TEXTS)
-@example(WORST)
-def test_a_file_that_is_written_whole(text: str) -> None:
+@example(EVERY_SEPARATOR)
+def test_write_atomically_writes_any_text_and_leaves_no_temporary_file(text: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "report.md"
         write_atomically(file, text)
@@ -134,13 +134,13 @@ def test_a_file_that_is_written_whole(text: str) -> None:
         assert list(Path(folder).iterdir()) == [file]
 
 
-def test_lines() -> None:
+def test_read_value_rejects_deep_nesting() -> None:
     with pytest.raises(ValueError, match="too deeply"):
         read_value("[" * 200_000)
 
 
 @pytest.mark.parametrize("text", ["", "{}\n", "{}\nb", "b", "{}\n" + "b" * 200_000, "{}" + 70_000 * " " + "\nb"])
-def test_half_a_line_is_taken_off(text: str, tmp_path: Path) -> None:
+def test_incomplete_last_line_is_removed(text: str, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text(text)
     RowFile(file).end_at_whole_line()
@@ -150,16 +150,16 @@ def test_half_a_line_is_taken_off(text: str, tmp_path: Path) -> None:
 # --- Server-sent events
 
 
-async def told(chunks: list[bytes]) -> list[str]:
-    async def come() -> AsyncIterator[bytes]:
+async def parsed_events(chunks: list[bytes]) -> list[str]:
+    async def stream() -> AsyncIterator[bytes]:
         for chunk in chunks:
             yield chunk
 
-    return [data async for data in events(come())]
+    return [data async for data in events(stream())]
 
 
-def cut(body: bytes, places: list[int]) -> list[bytes]:
-    edges = sorted({0, len(body), *(place % (len(body) + 1) for place in places)})
+def split(body: bytes, cuts: list[int]) -> list[bytes]:
+    edges = sorted({0, len(body), *(cut % (len(body) + 1) for cut in cuts)})
     return [body[first:last] for first, last in pairwise(edges)]
 
 
@@ -171,72 +171,72 @@ def cut(body: bytes, places: list[int]) -> list[bytes]:
 )
 @example(["one\u2028two\x85", "🎉"], "\r\n", list(range(100)), True)
 @settings(max_examples=300)
-def test_any_text_in_any_pieces(texts: list[str], end: str, places: list[int], mark: bool) -> None:
+def test_events_with_any_text_are_parsed_in_any_chunks(texts: list[str], end: str, cuts: list[int], bom: bool) -> None:
     texts = [" ".join(text.replace("\r", "\n").split("\n")) for text in texts]
-    body = ("\ufeff" if mark else "") + "".join(f": ping{end}event: x{end}data: {text}{end}{end}" for text in texts)
-    assert asyncio.run(told(cut(body.encode(), places))) == texts
+    body = ("\ufeff" if bom else "") + "".join(f": ping{end}event: x{end}data: {text}{end}{end}" for text in texts)
+    assert asyncio.run(parsed_events(split(body.encode(), cuts))) == texts
 
 
 @given(st.lists(st.integers(0, 10_000), max_size=8))
-def test_forms_of_events(places: list[int]) -> None:
+def test_every_form_of_event_is_parsed_in_any_chunks(cuts: list[int]) -> None:
     body = (
         b"\xef\xbb\xbfdata:no space\n\ndata: one\r\ndata: two\r\n\r\n: comment\n\nid: 7\nretry: 10\n\ndata\n\n"
         b"data:  two spaces\r\rdatum: x\n\ndata: \xff\n\ndata: without an end"
     )
     expected = ["no space", "one\ntwo", "", " two spaces", "\ufffd", "without an end"]
-    assert asyncio.run(told(cut(body, places))) == expected
+    assert asyncio.run(parsed_events(split(body, cuts))) == expected
 
 
-def test_one_line_in_many_pieces_is_joined_once() -> None:
-    # Joined at each piece, this would copy 200 GB.
-    (data,) = asyncio.run(told([b"data: ", *[b"x" * 100] * 20_000, b"\n\n"]))
+def test_line_of_many_chunks_is_joined_once() -> None:
+    # Concatenation at each chunk would copy 20 GB.
+    (data,) = asyncio.run(parsed_events([b"data: ", *[b"x" * 100] * 20_000, b"\n\n"]))
     assert len(data) == 2_000_000
 
 
 @given(st.text(st.one_of(st.sampled_from("\u2028\u2029\x85\x0b\x0c\x1c\n\r"), st.characters(codec="utf-8"))))
 @settings(max_examples=60, deadline=None)
-def test_a_remote_engines_tokens(text: str) -> None:
+def test_remote_engine_events_may_contain_separators(text: str) -> None:
     event = {"choices": [{"text": text, "token_ids": [1], "finish_reason": "stop"}]}
     body = f"data: {json.dumps(event, ensure_ascii=False)}\n\ndata: [DONE]\n\n".encode()
 
     async def received() -> list[Any]:
         transport = httpx.MockTransport(lambda _: httpx.Response(200, content=body))
         server = Server(RemoteModel("http://t/v1", "m", max_retries=0), "target", transport)
-        return [found async for found in server.stream("/completions", {})]
+        return [parsed async for parsed in server.stream("/completions", {})]
 
     assert asyncio.run(received()) == [event]
 
 
 @pytest.mark.parametrize("data", ["{", "[" * 200_000, '{"a": ' + "1" * 5000 + "}"])
-def test_events_that_cannot_be_read(data: str) -> None:
+def test_unparsable_event_of_a_server_raises_engine_error(data: str) -> None:
     async def received() -> list[Any]:
         transport = httpx.MockTransport(lambda _: httpx.Response(200, content=f"data: {data}\n\n".encode()))
         server = Server(RemoteModel("http://t/v1", "m", max_retries=0), "target", transport)
-        return [found async for found in server.stream("/completions", {})]
+        return [parsed async for parsed in server.stream("/completions", {})]
 
     with pytest.raises(EngineError, match="not JSON"):
         asyncio.run(received())
 
 
-# --- Full disks
+# --- Compressed files, full disks and atomic writes
 
 
-class Full(FileIO):
-    """A file on a disk that takes some bytes and no more."""
+class FullDiskFile(FileIO):
+    """A file on a disk with room for `free_bytes` more bytes."""
 
-    def __init__(self, path: Path, room: int) -> None:
+    def __init__(self, path: Path, free_bytes: int) -> None:
         super().__init__(path, "ab")
-        self.room = room
+        self.free_bytes = free_bytes
 
     def write(self, data: Any) -> int:
-        if self.room == 0:
+        if self.free_bytes == 0:
             raise OSError(errno.ENOSPC, "No space left on device")
-        written = super().write(bytes(data)[: self.room])
-        self.room -= written
+        written = super().write(bytes(data)[: self.free_bytes])
+        self.free_bytes -= written
         return written
 
 
-def test_compressed_rows_are_read_and_not_written(tmp_path: Path) -> None:
+def test_compressed_row_file_is_read_only_and_rejected_if_damaged(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl.xz"
     compressed = lzma.compress(b'{"a": 1}\n{"a": 2}\n')
     path.write_bytes(compressed)
@@ -251,37 +251,37 @@ def test_compressed_rows_are_read_and_not_written(tmp_path: Path) -> None:
             RowFile(path)
 
 
-def test_a_digest_is_of_what_a_compressed_file_holds(tmp_path: Path) -> None:
+def test_digest_of_a_compressed_file_is_that_of_its_content(tmp_path: Path) -> None:
     plain, compressed = tmp_path / "pairs.jsonl", tmp_path / "pairs.jsonl.xz"
     plain.write_bytes(b'{"a": 1}\n')
     compressed.write_bytes(lzma.compress(b'{"a": 1}\n'))
     assert digest(compressed) == digest(plain)
 
 
-@pytest.mark.parametrize("room", [0, 1, 8])
-def test_what_does_not_fit_leaves_no_half_line(room: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("free_bytes", [0, 1, 8])
+def test_failed_append_leaves_no_partial_line(free_bytes: int, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"a": 1}\n')
-    with Full(path, room) as file, pytest.raises(OSError, match="No space left"):
+    with FullDiskFile(path, free_bytes) as file, pytest.raises(OSError, match="No space left"):
         append_line(file, {"a": 2, "text": "long enough"})
     assert path.read_text() == '{"a": 1}\n'
-    with Full(path, 100) as file:
+    with FullDiskFile(path, 100) as file:
         append_line(file, {"a": 3})
     assert read_lines(path) == ['{"a": 1}', '{"a": 3}', ""]
 
 
-def test_rows_on_a_full_disk() -> None:
+def test_row_on_a_full_disk_raises_configuration_error() -> None:
     rows = RowFile(Path("/dev/full"))
     with pytest.raises(ConfigurationError, match=r"/dev/full cannot be written: No space left on device"):
         rows.append({"a": 1})
 
 
-def test_a_trace_on_a_full_disk(tmp_path: Path) -> None:
+def test_full_disk_fails_when_a_trace_is_closed_and_not_during_the_run(tmp_path: Path) -> None:
     link = tmp_path / "run.jsonl"
     link.symlink_to("/dev/full")
     llm = scripted_chat("Fine.", policy="off")
     recorder = TraceRecorder(link)
-    assert llm.invoke("q", config={"callbacks": [recorder]}).text == "Fine."  # it ends no run
+    assert llm.invoke("q", config={"callbacks": [recorder]}).text == "Fine."  # the run goes on
     with pytest.raises(ConfigurationError, match=r"run\.jsonl cannot be written: No space left on device"):
         recorder.close()
     recorder.close()
@@ -292,7 +292,7 @@ def test_a_trace_on_a_full_disk(tmp_path: Path) -> None:
         write_page([], link)
 
 
-def test_a_trace_goes_on_after_a_row_that_was_cut_off(tmp_path: Path) -> None:
+def test_recorder_appends_after_a_truncated_row(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     with TraceRecorder(file):
         pass
@@ -302,11 +302,11 @@ def test_a_trace_goes_on_after_a_row_that_was_cut_off(tmp_path: Path) -> None:
     assert [row["type"] for row in read_trace(file)] == ["trace", "trace"]
 
 
-def test_a_whole_file_on_a_full_disk_leaves_the_one_before(tmp_path: Path) -> None:
+def test_failed_atomic_write_keeps_the_previous_file(tmp_path: Path) -> None:
     file = tmp_path / "report.md"
     write_atomically(file, "before")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # Python ignores the signal
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # Python ignores SIGXFSZ
     try:
         with pytest.raises(ConfigurationError, match=r"report\.md cannot be written: File too large"), writable(file):
             write_atomically(file, "after" * 1000)
@@ -316,7 +316,7 @@ def test_a_whole_file_on_a_full_disk_leaves_the_one_before(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_a_link_stays_a_link(tmp_path: Path) -> None:
+def test_atomic_write_to_a_link_keeps_the_link(tmp_path: Path) -> None:
     link, file = tmp_path / "link", tmp_path / "file"
     link.symlink_to(file)
     write_atomically(link, "text")
@@ -324,7 +324,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     assert file.read_text() == "text"
 
 
-def test_many_writers_leave_one_whole_file(tmp_path: Path) -> None:
+def test_concurrent_atomic_writes_leave_one_complete_file(tmp_path: Path) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     file = tmp_path / "file"
@@ -335,9 +335,9 @@ def test_many_writers_leave_one_whole_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_the_servers_events_are_ascii_and_whatever_the_reply_says_comes_whole() -> None:
-    said = "one\u2028two\x85three\x1e\n\nfour\u2029\x0c."
-    with serving(scripted_chat(said, policy="off")) as (url, _):
+def test_server_events_are_ascii_and_keep_the_separators_of_a_reply() -> None:
+    reply_text = "one\u2028two\x85three\x1e\n\nfour\u2029\x0c."
+    with serving(scripted_chat(reply_text, policy="off")) as (url, _):
         body = {"model": "qwen2.5-coder-1.5b", "messages": [{"role": "user", "content": "?"}], "stream": True}
         response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=30)
         assert response.content.isascii()
@@ -345,9 +345,9 @@ def test_the_servers_events_are_ascii_and_whatever_the_reply_says_comes_whole() 
         async def received() -> str:
             server = Server(RemoteModel(f"{url}/v1", "m"), "target")
             try:
-                found = [event async for event in server.stream("/chat/completions", body)]
+                parsed = [event async for event in server.stream("/chat/completions", body)]
             finally:
                 await server.aclose()
-            return "".join(event["choices"][0]["delta"].get("content") or "" for event in found if event["choices"])
+            return "".join(event["choices"][0]["delta"].get("content") or "" for event in parsed if event["choices"])
 
-        assert asyncio.run(received()) == said
+        assert asyncio.run(received()) == reply_text

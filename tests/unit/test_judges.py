@@ -1,4 +1,4 @@
-"""Judges in this process and behind a server, their prompts, and what they may answer."""
+"""Judges in this process and behind a server: their prompts, answers and failures."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ PAIR = StepPair(
 )
 
 
-def answering(*words: tuple[str, float]) -> httpx.Response:
-    entries = [{"token": word, "logprob": math.log(probability)} for word, probability in words]
+def judge_response(*probabilities: tuple[str, float]) -> httpx.Response:
+    entries = [{"token": word, "logprob": math.log(probability)} for word, probability in probabilities]
     return httpx.Response(200, json={"choices": [{"logprobs": {"content": [{"top_logprobs": entries}]}}]})
 
 
-def remote(answer: Callable[[httpx.Request], httpx.Response]) -> RemoteJudge:
-    remote = RemoteModel("http://judge/v1/", "big", "secret", max_retries=0)
-    return RemoteJudge(remote, httpx.MockTransport(answer))
+def remote_judge(answer: Callable[[httpx.Request], httpx.Response]) -> RemoteJudge:
+    model = RemoteModel("http://judge/v1/", "big", "secret", max_retries=0)
+    return RemoteJudge(model, httpx.MockTransport(answer))
 
 
-async def test_a_remote_judge_is_asked_as_openai_is() -> None:
-    seen: list[httpx.Request] = []
+async def test_remote_judge_sends_openai_requests_and_scores_the_probability_of_yes() -> None:
+    requests: list[httpx.Request] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
-        seen.append(request)
-        return answering(("Yes", 0.5), (" yes", 0.1), ("No", 0.2), ("I", 0.1))
+        requests.append(request)
+        return judge_response(("Yes", 0.5), (" yes", 0.1), ("No", 0.2), ("I", 0.1))
 
-    judge = remote(answer)
+    judge = remote_judge(answer)
     verdict = await JudgeVerifier(judge, 0.75).verify(PAIR)
     assert verdict.score == pytest.approx(0.75)
     assert verdict.judge_calls == 1
-    (request,) = seen
+    (request,) = requests
     body = json.loads(request.content)
     assert str(request.url) == "http://judge/v1/chat/completions"
     assert request.headers["Authorization"] == "Bearer secret"
@@ -60,16 +60,16 @@ async def test_a_remote_judge_is_asked_as_openai_is() -> None:
 @pytest.mark.parametrize(("p_swapped", "accepted"), [(0.6, False), (0.8, True)])
 async def test_the_lower_of_both_orders_decides(p_swapped: float, accepted: bool) -> None:
     def answer(request: httpx.Request) -> httpx.Response:
-        asked = json.loads(request.content)["messages"][1]["content"]
-        in_order = asked.index("So it is 4.") > asked.index("Version B")
-        p = 0.9 if in_order else p_swapped
-        return answering(("yes", p), ("no", 1 - p))
+        prompt = json.loads(request.content)["messages"][1]["content"]
+        draft_comes_second = prompt.index("So it is 4.") > prompt.index("Version B")
+        p = 0.9 if draft_comes_second else p_swapped
+        return judge_response(("yes", p), ("no", 1 - p))
 
-    verdict = await JudgeVerifier(remote(answer), 0.75, both_orders=True).verify(PAIR)
+    verdict = await JudgeVerifier(remote_judge(answer), 0.75, both_orders=True).verify(PAIR)
     assert (verdict.accepted, verdict.judge_calls) == (accepted, 2)
     assert verdict.score == pytest.approx(p_swapped)
-    once = await JudgeVerifier(remote(answer), 0.95, both_orders=True).verify(PAIR)
-    assert (once.accepted, once.judge_calls) == (False, 1), "the other order cannot save it"
+    single_call = await JudgeVerifier(remote_judge(answer), 0.95, both_orders=True).verify(PAIR)
+    assert (single_call.accepted, single_call.judge_calls) == (False, 1), "a second order cannot raise the score"
 
 
 @pytest.mark.parametrize(
@@ -78,70 +78,70 @@ async def test_the_lower_of_both_orders_decides(p_swapped: float, accepted: bool
         (lambda _: httpx.Response(500, text="no memory"), "answered 500: no memory"),
         (lambda _: httpx.Response(200, json={"choices": []}), "no log-probabilities"),
         (lambda _: httpx.Response(200, text="<html>"), "not JSON"),
-        (lambda _: answering(("maybe", 0.9)), "neither yes nor no"),
+        (lambda _: judge_response(("maybe", 0.9)), "neither yes nor no"),
     ],
 )
-async def test_a_remote_judge_that_fails(answer: Callable[[httpx.Request], httpx.Response], message: str) -> None:
+async def test_remote_judge_errors_are_raised(answer: Callable[[httpx.Request], httpx.Response], message: str) -> None:
     with pytest.raises(EngineError, match=message):
-        await JudgeVerifier(remote(answer), 0.5).verify(PAIR)
+        await JudgeVerifier(remote_judge(answer), 0.5).verify(PAIR)
 
 
-async def test_a_remote_judge_that_is_away() -> None:
+async def test_unreachable_remote_judge_raises_engine_error() -> None:
     def refuse(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused", request=request)
 
     with pytest.raises(EngineError, match="cannot be reached: refused"):
-        await JudgeVerifier(remote(refuse), 0.5).verify(PAIR)
+        await JudgeVerifier(remote_judge(refuse), 0.5).verify(PAIR)
 
 
-async def test_a_pair_too_long_for_the_judge_is_asked_about_more_briefly() -> None:
+async def test_remote_judge_retries_with_a_shorter_question_and_rejects_steps_beyond_its_context() -> None:
     lengths: list[int] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
         lengths.append(len(request.content))
         too_long = len(request.content) > 3000
-        return httpx.Response(400, text="maximum context length") if too_long else answering(("yes", 0.9))
+        return httpx.Response(400, text="maximum context length") if too_long else judge_response(("yes", 0.9))
 
-    wordy = StepPair("What is it? " * 1000, "", PAIR.draft, PAIR.target)
-    assert (await JudgeVerifier(remote(answer), 0.5).verify(wordy)).accepted
+    long_question = StepPair("What is it? " * 1000, "", PAIR.draft, PAIR.target)
+    assert (await JudgeVerifier(remote_judge(answer), 0.5).verify(long_question)).accepted
     assert len(lengths) == 2
-    endless = StepPair("What?", "", Step((1,), "and so on " * 1000, StepEnd.DELIMITER), PAIR.target)
-    verdict = await JudgeVerifier(remote(answer), 0.5).verify(endless)
+    long_step = StepPair("What?", "", Step((1,), "and so on " * 1000, StepEnd.DELIMITER), PAIR.target)
+    verdict = await JudgeVerifier(remote_judge(answer), 0.5).verify(long_step)
     assert (verdict.accepted, verdict.reason) == (False, "too long for the judge")
 
 
-async def test_an_engine_judge_knows_its_context() -> None:
+async def test_engine_judge_shortens_the_question_and_rejects_steps_beyond_its_context() -> None:
     tokenizer = ScriptedTokenizer()
     engine = ScriptedEngine(tokenizer, [], logprobs={"yes": -0.1}, context_length=400)
     judge = JudgeVerifier(EngineJudge(engine), 0.5)
     assert (await judge.verify(PAIR)).accepted
     assert (await judge.verify(StepPair("What is it? " * 500, "", PAIR.draft, PAIR.target))).accepted
-    endless = StepPair("What?", "", Step((1,), "and so on " * 500, StepEnd.DELIMITER), PAIR.target)
-    assert (await judge.verify(endless)).reason == "too long for the judge"
+    long_step = StepPair("What?", "", Step((1,), "and so on " * 500, StepEnd.DELIMITER), PAIR.target)
+    assert (await judge.verify(long_step)).reason == "too long for the judge"
 
 
-async def test_both_orders_are_asked_where_the_policy_says_so() -> None:
+async def test_policy_with_both_orders_judges_a_pair_twice() -> None:
     tokenizer = ScriptedTokenizer()
     engine = ScriptedEngine(tokenizer, [], logprobs={"yes": -0.1, "no": -3.0})
-    both = as_policy({"verifier": "judge", "both_orders": True})
-    await EngineSet(engine, ScriptedEngine(tokenizer, [])).verifier(both).verify(PAIR)  # type: ignore[union-attr]
+    policy = as_policy({"verifier": "judge", "both_orders": True})
+    await EngineSet(engine, ScriptedEngine(tokenizer, [])).verifier(policy).verify(PAIR)  # type: ignore[union-attr]
     first, second = (tokenizer.decode(prompt) for prompt, _ in engine.requests)
     assert "Version A:\n\nIt is 4.\n\nVersion B:\n\nSo it is 4." in re.sub(r"\n+", "\n\n", first)
     assert "Version A:\n\nSo it is 4.\n\nVersion B:\n\nIt is 4." in re.sub(r"\n+", "\n\n", second)
-    assert "in both orders" in both.explain()
+    assert "in both orders" in policy.explain()
 
 
-async def test_a_judge_of_its_own_is_asked_in_place_of_the_target() -> None:
+async def test_separate_judge_is_asked_in_place_of_the_target() -> None:
     tokenizer = ScriptedTokenizer()
     target = ScriptedEngine(tokenizer, [], logprobs={"yes": -0.1})
-    third = ScriptedEngine(tokenizer, [], logprobs={"no": -0.1})
-    engines = EngineSet(target, ScriptedEngine(tokenizer, []), judge=EngineJudge(third))
+    judge_engine = ScriptedEngine(tokenizer, [], logprobs={"no": -0.1})
+    engines = EngineSet(target, ScriptedEngine(tokenizer, []), judge=EngineJudge(judge_engine))
     verdict = await engines.verifier(as_policy("judge")).verify(PAIR)  # type: ignore[union-attr]
     assert not verdict.accepted
     assert not target.requests
 
 
-async def test_chance_keeps_its_rate_and_its_verdicts() -> None:
+async def test_random_verifier_keeps_its_rate_and_repeats_its_verdicts_per_seed() -> None:
     pairs = [StepPair("", "", Step((n,), str(n), StepEnd.DELIMITER), PAIR.target) for n in range(4000)]
     verdicts = [(await RandomVerifier(0.3, seed=1).verify(pair)).accepted for pair in pairs]
     assert sum(verdicts) / len(verdicts) == pytest.approx(0.3, abs=0.03)

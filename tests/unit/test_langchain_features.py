@@ -1,4 +1,4 @@
-"""What users of LangChain's other models rely on."""
+"""LangChain features that users know from other chat models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REPLY = "First this.\n\nThen that.\n\nIt is 4."
 THOUGHT = "<think>I think.\n\nSo I do.</think>\n\nIt is 4."
 
 
-def thinker() -> ChatLookahead:
+def thinking_chat() -> ChatLookahead:
     tokenizer = ScriptedTokenizer(ThinkingTags())
     target = ScriptedEngine(tokenizer, reply_script(lambda _: THOUGHT, seconds=0.05))
     return ChatLookahead(
@@ -39,27 +39,27 @@ def thinker() -> ChatLookahead:
 
 
 def merged(chunks: list[AIMessageChunk]) -> AIMessageChunk:
-    whole = chunks[0]
+    message = chunks[0]
     for chunk in chunks[1:]:
-        whole = whole + chunk
-    return whole
+        message = message + chunk
+    return message
 
 
-def test_thinking_is_a_block_apart_from_the_answer() -> None:
-    message = thinker().invoke("?")
+def test_thinking_is_a_content_block_of_its_own_and_streamed() -> None:
+    message = thinking_chat().invoke("?")
     assert message.text == "It is 4."
     assert message.content_blocks == [
         {"type": "reasoning", "reasoning": "I think.\n\nSo I do."},
         {"type": "text", "text": "It is 4."},
     ]
-    chunks = list(thinker().stream("?"))
-    kinds = [block["type"] for chunk in chunks for block in chunk.content_blocks]
-    assert kinds.count("reasoning") >= 2, "it is streamed as it is thought"
+    chunks = list(thinking_chat().stream("?"))
+    block_types = [block["type"] for chunk in chunks for block in chunk.content_blocks]
+    assert block_types.count("reasoning") >= 2, "thinking is streamed in several chunks"
     assert merged(chunks).content_blocks[0] == message.content_blocks[0]
     assert merged(chunks).text == "It is 4."
 
 
-def test_earlier_thinking_is_for_the_template_to_keep_or_drop() -> None:
+def test_thinking_of_earlier_replies_is_passed_to_the_template() -> None:
     for earlier in (
         AIMessage("It is 4.", additional_kwargs={"reasoning_content": "I think."}),
         AIMessage([{"type": "reasoning", "reasoning": "I think."}, {"type": "text", "text": "It is 4."}]),
@@ -69,7 +69,7 @@ def test_earlier_thinking_is_for_the_template_to_keep_or_drop() -> None:
         assert messages[1] == {"role": "assistant", "content": "It is 4.", "reasoning_content": "I think."}
 
 
-def test_replies_in_content_blocks_can_be_replied_to() -> None:
+def test_replies_with_v1_content_blocks_are_accepted_in_the_history() -> None:
     @tool
     def add(a: int, b: int) -> int:
         """Add."""
@@ -79,13 +79,13 @@ def test_replies_in_content_blocks_can_be_replied_to() -> None:
     llm = scripted_chat("I add.\n\n" + call, output_version="v1").bind_tools([add])
     message = llm.invoke("1 + 2?")
     assert [block["type"] for block in message.content] == ["text", "tool_call"]  # type: ignore[index]
-    (said,) = template_messages([message])
-    assert said["content"] == "I add."
-    assert said["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1, "b": 2}}
+    (converted,) = template_messages([message])
+    assert converted["content"] == "I add."
+    assert converted["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1, "b": 2}}
     assert llm.invoke([HumanMessage("1 + 2?"), message, add.invoke(message.tool_calls[0])]).tool_calls
 
 
-class Listener(BaseCallbackHandler):
+class StepEventHandler(BaseCallbackHandler):
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
         self.tokens: list[str] = []
@@ -98,7 +98,7 @@ class Listener(BaseCallbackHandler):
         self.tokens.append(token)
 
 
-class AsyncListener(AsyncCallbackHandler):
+class AsyncStepEventHandler(AsyncCallbackHandler):
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
 
@@ -106,97 +106,97 @@ class AsyncListener(AsyncCallbackHandler):
         self.events.append(data)
 
 
-def disagreeing() -> ChatLookahead:
-    """The draft's second step is refused."""
+def chat_with_rejected_draft() -> ChatLookahead:
+    """A chat model whose verifier rejects the second draft step."""
     return scripted_chat(REPLY, lambda _: "First this.\n\nThen 7.\n\nIt is 4.", policy="exact")
 
 
-def check_events(events: list[dict[str, Any]]) -> None:
+def check_step_events(events: list[dict[str, Any]]) -> None:
     kinds = {event["kind"] for event in events}
     assert {"drafted", "accepted", "rejected", "committed"} <= kinds
-    accepted = [event["text"] for event in events if event["kind"] in ("accepted", "committed")]
-    assert "".join(accepted) == REPLY
+    texts = [event["text"] for event in events if event["kind"] in ("accepted", "committed")]
+    assert "".join(texts) == REPLY
     assert all(event["ended"] >= event["started"] >= 0 for event in events)
     (verdict,) = {event["verdict"] for event in events if event["kind"] == "accepted"}
     assert verdict is not None
 
 
-async def test_step_events_reach_callbacks() -> None:
-    listener = Listener()
-    disagreeing().invoke("?", {"callbacks": [listener]})
-    check_events(listener.events)
-    async_listener = AsyncListener()
-    await disagreeing().ainvoke("?", {"callbacks": [async_listener]})
-    check_events(async_listener.events)
+async def test_step_events_reach_sync_and_async_callbacks() -> None:
+    handler = StepEventHandler()
+    chat_with_rejected_draft().invoke("?", {"callbacks": [handler]})
+    check_step_events(handler.events)
+    async_handler = AsyncStepEventHandler()
+    await chat_with_rejected_draft().ainvoke("?", {"callbacks": [async_handler]})
+    check_step_events(async_handler.events)
 
 
-async def test_step_events_reach_those_who_stream_a_graph() -> None:
-    graph = graph_of(disagreeing(), planner=True)
+async def test_graph_emits_step_events_and_streams_them_with_stream_steps() -> None:
+    graph = graph_of(chat_with_rejected_draft(), planner=True)
     events = [
         event["data"]
         async for event in graph.astream_events({"messages": [HumanMessage("?")]}, version="v2")
         if event["event"] == "on_custom_event"
     ]
-    check_events(events)
+    check_step_events(events)
     assert list(graph.stream({"messages": [HumanMessage("?")]}, stream_mode="custom")) == []
-    llm = disagreeing()
-    loud = graph_of(llm.model_copy(update={"stream_steps": True}), planner=True)
-    streamed = loud.stream({"messages": [HumanMessage("?")]}, stream_mode="custom")
-    check_events([event["lookahead_step"] for event in streamed])
+    llm = chat_with_rejected_draft()
+    streaming_graph = graph_of(llm.model_copy(update={"stream_steps": True}), planner=True)
+    streamed = streaming_graph.stream({"messages": [HumanMessage("?")]}, stream_mode="custom")
+    check_step_events([event["lookahead_step"] for event in streamed])
 
 
-def test_a_model_by_itself_tells_of_its_steps_in_a_chain() -> None:
-    class Steps(BaseCallbackHandler):
+def test_step_events_reach_the_callbacks_of_a_chain_outside_a_graph() -> None:
+    class Handler(BaseCallbackHandler):
         def __init__(self) -> None:
             self.events: list[dict[str, Any]] = []
 
         def on_custom_event(self, name: str, data: Any, **_: Any) -> None:
             self.events.append(data)
 
-    steps = Steps()
-    reply = RunnableLambda(disagreeing().invoke).invoke("?", {"callbacks": [steps]})
-    check_events(steps.events)
+    handler = Handler()
+    reply = RunnableLambda(chat_with_rejected_draft().invoke).invoke("?", {"callbacks": [handler]})
+    check_step_events(handler.events)
     assert reply.text == REPLY
     assert reply.response_metadata["lookahead"]["policy"] == "exact"
 
 
-def test_streaming_has_invoke_tell_callbacks_the_pieces() -> None:
+def test_invoke_sends_tokens_to_callbacks_only_with_streaming() -> None:
     for streaming in (False, True):
-        listener = Listener()
-        scripted_chat(REPLY, streaming=streaming).invoke("?", {"callbacks": [listener]})
-        assert "".join(listener.tokens) == (REPLY if streaming else "")
+        handler = StepEventHandler()
+        scripted_chat(REPLY, streaming=streaming).invoke("?", {"callbacks": [handler]})
+        assert "".join(handler.tokens) == (REPLY if streaming else "")
 
 
-def test_a_cache_knows_policies_apart() -> None:
-    asked: list[str] = []
+def test_cache_distinguishes_policies() -> None:
+    prompts: list[str] = []
 
     def reply(prompt: str) -> str:
-        asked.append(prompt)
+        prompts.append(prompt)
         return REPLY
 
     llm = scripted_chat(reply, cache=InMemoryCache(), policies={"planner": "exact", "executor": "off"}, policy="off")
     graph = graph_of(llm, planner=True)
     llm.invoke("What is it?")
-    before = len(asked)
+    before = len(prompts)
     assert llm.invoke("What is it?").text == REPLY
-    assert len(asked) == before, "from the cache"
+    assert len(prompts) == before, "the reply comes from the cache"
     message = graph.invoke({"messages": [HumanMessage("?")]})["messages"][-1]
     assert message.response_metadata["lookahead"]["policy"] == "exact"
-    assert len(asked) > before, "a reply of another policy is another reply"
+    assert len(prompts) > before, "the cached reply of another policy is not used"
 
 
-def test_configurable_fields_and_alternatives() -> None:
+def test_configurable_fields_and_alternatives_apply_to_one_call() -> None:
     llm = scripted_chat(REPLY)
-    short = llm.configurable_fields(max_tokens=ConfigurableField("most"))
+    configurable = llm.configurable_fields(max_tokens=ConfigurableField("most"))
     config: RunnableConfig = {"configurable": {"most": 3}}
-    assert short.invoke("?", config).usage_metadata["output_tokens"] == 3  # type: ignore[index]
-    assert short.invoke("?").text == REPLY
+    assert configurable.invoke("?", config).usage_metadata["output_tokens"] == 3  # type: ignore[index]
+    assert configurable.invoke("?").text == REPLY
     other = llm.configurable_alternatives(ConfigurableField("llm"), other=FakeListChatModel(responses=["Hm."]))
     assert other.with_config(configurable={"llm": "other"}).invoke("?").text == "Hm."
     assert other.invoke("?").text == REPLY
 
 
-def test_fallbacks_and_rate_limits() -> None:
+def test_fallback_replaces_a_failed_model_and_rate_limiter_is_accepted() -> None:
     broken = ScriptedEngine(ScriptedTokenizer(), [ScriptedStep("x", error="no memory")])
     llm = ChatLookahead(engines=EngineSet(broken), policy="off")
     with pytest.raises(EngineError):
@@ -207,50 +207,50 @@ def test_fallbacks_and_rate_limits() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The function `loads`")
-def test_it_can_be_written_down_and_made_again() -> None:
-    mine = VerifierPolicy(name="mine", verifier="exact", depth=7)
-    llm = ChatLookahead(policies={"planner": mine}, temperature=0.5, judge_url="http://j/v1", judge_model="big")
-    again = loads(dumps(llm), allowed_objects=[ChatLookahead], valid_namespaces=["lookahead_agent"])
-    assert again.dict() == llm.dict()
-    assert again.policies == {"planner": mine}
+def test_serialization_restores_the_chat_model_and_leaves_out_its_api_key() -> None:
+    own_policy = VerifierPolicy(name="mine", verifier="exact", depth=7)
+    llm = ChatLookahead(policies={"planner": own_policy}, temperature=0.5, judge_url="http://j/v1", judge_model="big")
+    restored = loads(dumps(llm), allowed_objects=[ChatLookahead], valid_namespaces=["lookahead_agent"])
+    assert restored.dict() == llm.dict()
+    assert restored.policies == {"planner": own_policy}
     secret = ChatLookahead(base_url="http://t/v1", api_key="hidden", policy="off")  # type: ignore[arg-type]
     assert "hidden" not in dumps(secret) + repr(secret) + str(secret.dict())
 
 
-async def test_events_of_a_model_by_itself() -> None:
+async def test_astream_events_yields_the_reply_outside_a_graph() -> None:
     events = [event async for event in scripted_chat(REPLY).astream_events("?", version="v2")]
-    pieces = [event["data"]["chunk"].text for event in events if event["event"] == "on_chat_model_stream"]
-    assert "".join(pieces) == REPLY
+    texts = [event["data"]["chunk"].text for event in events if event["event"] == "on_chat_model_stream"]
+    assert "".join(texts) == REPLY
 
 
-def many_at_once() -> tuple[ChatLookahead, list[int]]:
-    """A model, and how many requests its target had at once."""
+def chat_recording_concurrency() -> tuple[ChatLookahead, list[int]]:
+    """A chat model, and the number of concurrent requests in its target at each delta."""
     tokenizer = ScriptedTokenizer()
-    together: list[int] = []
+    concurrency: list[int] = []
 
-    class Counting(ScriptedEngine):
+    class CountingEngine(ScriptedEngine):
         async def generate(self, *arguments: Any) -> Any:  # type: ignore[override]
             async for delta in super().generate(*arguments):
-                together.append(self.in_flight)
+                concurrency.append(self.in_flight)
                 yield delta
 
-    target = Counting(tokenizer, [ScriptedStep(REPLY, 0.3)])
-    return ChatLookahead(engines=EngineSet(target), policy="off"), together
+    target = CountingEngine(tokenizer, [ScriptedStep(REPLY, 0.3)])
+    return ChatLookahead(engines=EngineSet(target), policy="off"), concurrency
 
 
-async def test_calls_at_once_share_a_batch() -> None:
-    llm, together = many_at_once()
+async def test_concurrent_calls_share_a_batch() -> None:
+    llm, concurrency = chat_recording_concurrency()
     await asyncio.gather(*(llm.ainvoke(f"number {n}") for n in range(16)))
-    assert max(together) == 16
-    llm, together = many_at_once()
+    assert max(concurrency) == 16
+    llm, concurrency = chat_recording_concurrency()
     assert len(await llm.abatch([f"number {n}" for n in range(32)])) == 32
-    assert max(together) == 32
-    llm, together = many_at_once()
+    assert max(concurrency) == 32
+    llm, concurrency = chat_recording_concurrency()
     llm.batch([f"number {n}" for n in range(8)])
-    assert max(together) >= 4
+    assert max(concurrency) >= 4
 
 
-def test_parallel_tool_calls() -> None:
+def test_parallel_tool_calls_can_be_disabled_or_forced() -> None:
     @tool
     def add(a: int, b: int) -> int:
         """Add."""
@@ -260,21 +260,21 @@ def test_parallel_tool_calls() -> None:
     llm = scripted_chat(call + "\n" + call)
     assert len(llm.bind_tools([add]).invoke("?").tool_calls) == 2
     assert len(llm.bind_tools([add], parallel_tool_calls=False).invoke("?").tool_calls) == 1
-    listed = scripted_chat('[{"name":"add","arguments":{"a":1,"b":2}},{"name":"add","arguments":{"a":3,"b":4}}]')
-    message = listed.bind_tools([add], tool_choice="any", parallel_tool_calls=True).invoke("?")
+    array_llm = scripted_chat('[{"name":"add","arguments":{"a":1,"b":2}},{"name":"add","arguments":{"a":3,"b":4}}]')
+    message = array_llm.bind_tools([add], tool_choice="any", parallel_tool_calls=True).invoke("?")
     assert [entry["args"]["a"] for entry in message.tool_calls] == [1, 3]
     assert len({entry["id"] for entry in message.tool_calls}) == 2
-    assert listed.engines is not None
-    assert isinstance(listed.engines.target, ScriptedEngine)
-    assert listed.engines.target.requests[-1][1].structured["json"]["type"] == "array"  # type: ignore[index]
+    assert array_llm.engines is not None
+    assert isinstance(array_llm.engines.target, ScriptedEngine)
+    assert array_llm.engines.target.requests[-1][1].structured["json"]["type"] == "array"  # type: ignore[index]
     results = [ToolMessage("3", tool_call_id=message.tool_calls[0]["id"], status="error")]
     assert llm.bind_tools([add]).invoke([HumanMessage("?"), message, *results]).tool_calls
 
 
-def test_models_of_one_configuration_share_engines_and_the_last_one_ends_them() -> None:
-    # Arguments that no other test has, whose models would keep the engines.
-    alike = {"engine_args": {"max_num_seqs": 5}}
-    first, second = ChatLookahead(**alike), ChatLookahead(temperature=0.5, **alike)  # type: ignore[arg-type]
+def test_models_of_one_configuration_share_a_runtime_until_the_last_is_closed() -> None:
+    # No other test has these arguments: its models would keep the runtime alive.
+    shared_arguments = {"engine_args": {"max_num_seqs": 5}}
+    first, second = ChatLookahead(**shared_arguments), ChatLookahead(temperature=0.5, **shared_arguments)  # type: ignore[arg-type]
     other = ChatLookahead(engine_args={"max_num_seqs": 3})
     assert first.backend.runtime is second.backend.runtime
     assert other.backend.runtime is not first.backend.runtime
@@ -286,7 +286,7 @@ def test_models_of_one_configuration_share_engines_and_the_last_one_ends_them() 
     assert closed == []
     second.close()
     assert closed == [True]
-    gone = weakref.ref(runtime)
+    reference = weakref.ref(runtime)
     del first, second, runtime
     gc.collect()
-    assert gone() is None
+    assert reference() is None

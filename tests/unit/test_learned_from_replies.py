@@ -1,4 +1,4 @@
-"""What a reply of a chat model tells of its engines."""
+"""Speeds and acceptance rates that a chat model records from its replies."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def speeds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ReplySpeeds:
     return ReplySpeeds(["target", "draft"])
 
 
-class Shared(CPUTime):
-    """CPU time of which other programs had a share."""
+class SharedCPUTime(CPUTime):
+    """CPU time of which other programs used a fixed share."""
 
     others = 0.0
 
@@ -45,31 +45,31 @@ def chat(speeds: ReplySpeeds, tokens_per_delta: int, others: float = 0.0, **fiel
         configuration=CONFIGURATION,
         speeds=speeds,
     )
-    shared = type("Shared", (Shared,), {"others": others})
+    shared = type("Shared", (SharedCPUTime,), {"others": others})
     engines = EngineSet(target, engine_setup=engine_setup, cpu_time=shared.now)
     return ChatLookahead(engines=engines, policy="off", **fields)
 
 
-@pytest.mark.parametrize(("won", "least", "most"), [(1, 0.0, 0.02), (2, 0.6, 0.65), (3, 0.98, 1.0)])
-def test_its_pace_and_how_many_guesses_were_right(speeds: ReplySpeeds, won: int, least: float, most: float) -> None:
-    llm = chat(speeds, won)
+@pytest.mark.parametrize(("tokens", "low", "high"), [(1, 0.0, 0.02), (2, 0.6, 0.65), (3, 0.98, 1.0)])
+def test_replies_record_pace_and_acceptance_rate(speeds: ReplySpeeds, tokens: int, low: float, high: float) -> None:
+    llm = chat(speeds, tokens)
     for _ in range(2):
         llm.invoke("?")
-    assert speeds.paces() == {}, "a few replies must agree"
+    assert speeds.paces() == {}, "two replies are too few"
     llm.invoke("?")
     assert 0 < speeds.paces()[CONFIGURATION.name] < 0.1
-    right = speeds.acceptance_rate()
-    assert right is not None
-    assert least <= right <= most
+    rate = speeds.acceptance_rate()
+    assert rate is not None
+    assert low <= rate <= high
 
 
-def test_a_short_reply_tells_nothing(speeds: ReplySpeeds) -> None:
+def test_short_reply_is_not_recorded(speeds: ReplySpeeds) -> None:
     chat(speeds, 2, max_tokens=20).invoke("?")
     assert speeds.paces() == {}
     assert speeds.acceptance_rate() is None
 
 
-def test_replies_that_were_written_at_once_tell_nothing(speeds: ReplySpeeds) -> None:
+def test_concurrent_replies_are_not_recorded(speeds: ReplySpeeds) -> None:
     llm = chat(speeds, 2)
     for _ in range(3):
         llm.batch(["?"] * 8)
@@ -79,36 +79,36 @@ def test_replies_that_were_written_at_once_tell_nothing(speeds: ReplySpeeds) -> 
     assert speeds.paces()
 
 
-@pytest.mark.parametrize(("others", "kept"), [(0.05, True), (0.3, False)])
-def test_replies_that_other_programs_slowed_down_tell_nothing(
-    speeds: ReplySpeeds, others: float, *, kept: bool
+@pytest.mark.parametrize(("others", "recorded"), [(0.05, True), (0.3, False)])
+def test_replies_slowed_down_by_other_programs_are_not_recorded(
+    speeds: ReplySpeeds, others: float, *, recorded: bool
 ) -> None:
-    """A configuration that looked slow beside other work would never be taken again, nor be seen to be fast."""
+    """A configuration slowed down by other work would never be selected again, nor measured anew."""
     llm = chat(speeds, 2, others)
     for _ in range(3):
         llm.invoke("?")
-    assert bool(speeds.paces()) is kept
-    assert (speeds.acceptance_rate() is not None) is kept
+    assert bool(speeds.paces()) is recorded
+    assert (speeds.acceptance_rate() is not None) is recorded
 
 
-class Drafted(ScriptedEngine):
-    """Has read nothing of a prompt before, and notes whether its draft may read it."""
+class UncachedEngine(ScriptedEngine):
+    """An engine without prefix cache hits that records for each request whether its draft may read the prompt."""
 
-    seen: list[bool]
+    drafted: list[bool]
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
-        self.seen.append(sampling.drafted)
+        self.drafted.append(sampling.drafted)
         async for delta in super().generate(prompt_ids, sampling):
             yield replace(delta, cached_tokens=0)
 
 
 @pytest.mark.parametrize("forced", [True, False])
-def test_a_draft_is_left_out_of_long_prompts_with_short_replies(*, forced: bool) -> None:
-    target = Drafted(ScriptedTokenizer(), reply_script(lambda _: "yes"))
-    target.seen = []
+def test_optional_draft_is_left_out_for_long_prompts_with_short_replies(*, forced: bool) -> None:
+    target = UncachedEngine(ScriptedTokenizer(), reply_script(lambda _: "yes"))
+    target.drafted = []
     setup = EngineSetup(speculation_method="draft_model", draft_is_optional=not forced)
     llm = ChatLookahead(engines=EngineSet(target, engine_setup=setup), policy="off")
     modes = [llm.invoke("a long result " * 100).response_metadata["lookahead"]["mode"] for _ in range(8)]
     assert modes == ["sd"] * 4 + (["sd"] if forced else ["off"]) * 4
-    assert target.seen == [mode == "sd" for mode in modes]
+    assert target.drafted == [mode == "sd" for mode in modes]
     assert llm.invoke("a question?" * 3).response_metadata["lookahead"]["mode"] == modes[-1]

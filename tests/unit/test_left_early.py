@@ -1,4 +1,4 @@
-"""Whatever ends a call, none of its requests stays in the engines: left, cancelled, timed out, or broken by others."""
+"""A call that is abandoned, cancelled, timed out or interrupted by an error leaves no request in the engines."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ def llm(request: pytest.FixtureRequest) -> ChatLookahead:
     return scripted_chat("One word after another.\n\n" * 2000, policy=request.param, max_tokens=1_000_000)
 
 
-def running(llm: ChatLookahead) -> int:
-    """Requests in both engines."""
+def requests_in_flight(llm: ChatLookahead) -> int:
+    """The number of requests in both engines."""
     engines = llm.engines
     assert engines is not None
     assert engines.draft is not None
     return engines.target.in_flight + engines.draft.in_flight
 
 
-class BreakingError(Exception):
-    """What breaks a call."""
+class InterruptingError(Exception):
+    """An error that interrupts a call."""
 
 
-class Breaks(AsyncCallbackHandler):
-    """A callback that fails at the first piece."""
+class FailingHandler(AsyncCallbackHandler):
+    """A callback that fails at the first token."""
 
     raise_error = True
 
     async def on_llm_new_token(self, *_: Any, **__: Any) -> None:
-        raise BreakingError
+        raise InterruptingError
 
 
-async def left(llm: ChatLookahead) -> None:
+async def abandon_astream(llm: ChatLookahead) -> None:
     async for _ in llm.astream("q"):
         break
 
 
-async def left_in_a_thread(llm: ChatLookahead) -> None:
-    def leave() -> None:
+async def abandon_stream_in_a_thread(llm: ChatLookahead) -> None:
+    def iterate() -> None:
         for _ in llm.stream("q"):
             break
 
-    await asyncio.to_thread(leave)
+    await asyncio.to_thread(iterate)
 
 
-async def left_by_events(llm: ChatLookahead) -> None:
+async def abandon_event_stream(llm: ChatLookahead) -> None:
     events = llm.astream_events("q", version="v2")
     async for event in events:
         if event["event"] == "on_chat_model_stream":
@@ -65,9 +65,9 @@ async def left_by_events(llm: ChatLookahead) -> None:
     await events.aclose()  # type: ignore[attr-defined]
 
 
-async def cancelled(llm: ChatLookahead) -> None:
+async def cancel_calls(llm: ChatLookahead) -> None:
     calls = [asyncio.create_task(llm.ainvoke("q")) for _ in range(5)]
-    await becomes(lambda: running(llm) > 0)
+    await becomes(lambda: requests_in_flight(llm) > 0)
     for call in calls:
         call.cancel()
     for call in calls:
@@ -75,54 +75,54 @@ async def cancelled(llm: ChatLookahead) -> None:
             await call
 
 
-async def timed_out(llm: ChatLookahead) -> None:
+async def time_out_batch(llm: ChatLookahead) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
             await llm.abatch(["a", "b"])
 
 
-async def timed_out_in_a_form(llm: ChatLookahead) -> None:
+async def time_out_structured_output(llm: ChatLookahead) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
             await llm.with_structured_output(SCHEMA).ainvoke("q")
 
 
-async def broken_by_a_callback(llm: ChatLookahead) -> None:
-    with pytest.raises(BreakingError):
-        async for _ in llm.astream("q", config={"callbacks": [Breaks()]}):
+async def fail_in_a_callback(llm: ChatLookahead) -> None:
+    with pytest.raises(InterruptingError):
+        async for _ in llm.astream("q", config={"callbacks": [FailingHandler()]}):
             pass
 
 
-async def broken_by_another_node(llm: ChatLookahead) -> None:
-    async def writes(_: MessagesState) -> dict[str, Any]:
+async def fail_in_another_node(llm: ChatLookahead) -> None:
+    async def generate(_: MessagesState) -> dict[str, Any]:
         return {"messages": [await llm.ainvoke("q")]}
 
-    async def breaks(_: MessagesState) -> dict[str, Any]:
-        await becomes(lambda: running(llm) > 0)
-        raise BreakingError
+    async def fail(_: MessagesState) -> dict[str, Any]:
+        await becomes(lambda: requests_in_flight(llm) > 0)
+        raise InterruptingError
 
     graph = StateGraph(MessagesState)
-    for node in (writes, breaks):
+    for node in (generate, fail):
         graph.add_node(node.__name__, node)
         graph.add_edge(START, node.__name__)
-    with pytest.raises(BreakingError):
+    with pytest.raises(InterruptingError):
         await graph.compile().ainvoke({"messages": []})
 
 
 @pytest.mark.parametrize(
-    "end",
+    "abort",
     [
-        left,
-        left_in_a_thread,
-        left_by_events,
-        cancelled,
-        timed_out,
-        timed_out_in_a_form,
-        broken_by_a_callback,
-        broken_by_another_node,
+        abandon_astream,
+        abandon_stream_in_a_thread,
+        abandon_event_stream,
+        cancel_calls,
+        time_out_batch,
+        time_out_structured_output,
+        fail_in_a_callback,
+        fail_in_another_node,
     ],
 )
-async def test_no_request_stays(llm: ChatLookahead, end: Callable[[ChatLookahead], Awaitable[None]]) -> None:
-    await end(llm)
-    await becomes(lambda: running(llm) == 0)
+async def test_abort_leaves_no_request(llm: ChatLookahead, abort: Callable[[ChatLookahead], Awaitable[None]]) -> None:
+    await abort(llm)
+    await becomes(lambda: requests_in_flight(llm) == 0)
     assert (await llm.ainvoke("q", max_tokens=3)).text.startswith("One")

@@ -1,4 +1,4 @@
-"""What killed processes leave behind, and places without shared memory."""
+"""Workers of a killed parent, files in shared memory, and systems without shared memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lookahead_agent.engines.shared_draft import SharedDraftBuffer
 from lookahead_agent.errors import EngineStartError
 
 
-def test_a_worker_whose_parent_was_killed_before_it_looked_ends() -> None:
+def test_worker_kills_itself_if_its_parent_has_already_ended() -> None:
     parent = subprocess.Popen([sys.executable, "-c", ""])
     parent.wait()
     main = "import runpy, time; runpy.run_module('lookahead_agent.engines.worker_main', run_name='__mp_main__')"
@@ -24,7 +24,7 @@ def test_a_worker_whose_parent_was_killed_before_it_looked_ends() -> None:
     assert worker.returncode == -signal.SIGKILL
 
 
-def test_a_buffer_has_its_memory_before_it_is_written_to(tmp_path: Path) -> None:
+def test_shared_draft_buffer_allocates_its_memory_and_removes_its_file(tmp_path: Path) -> None:
     with pytest.raises(EngineStartError, match="no file of shared memory can be made"):
         SharedDraftBuffer(tmp_path / "none")
     buffer = SharedDraftBuffer(tmp_path)
@@ -35,9 +35,9 @@ def test_a_buffer_has_its_memory_before_it_is_written_to(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("folder", ["/no/such/folder", "/proc"])
-def test_a_place_without_shared_memory_is_told_with_what_helps(folder: str) -> None:
+def test_unusable_shared_memory_is_reported_with_advice(folder: str) -> None:
     assert "--shm-size" in (shared_memory_problem(Path(folder)) or "")
 
 
-def test_shared_memory_that_is_there(tmp_path: Path) -> None:
+def test_usable_shared_memory_is_no_problem(tmp_path: Path) -> None:
     assert shared_memory_problem(tmp_path) is None

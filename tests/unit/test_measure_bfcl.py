@@ -1,4 +1,4 @@
-"""The measurement of BFCL, with a data set of two tasks and a checker of the same shape as BFCL's."""
+"""The script that measures BFCL, on two tasks per category and a checker with the interface of BFCL's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CATEGORIES = ("simple_python", "multiple", "parallel")
 
 @pytest.fixture
 def bfcl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder like that of bfcl-eval."""
+    """A folder with the layout of bfcl-eval."""
     package = tmp_path / "bfcl" / "bfcl_eval"
     for folder in ("constants", "eval_checker/ast_eval", "data/possible_answer"):
         (package / folder).mkdir(parents=True)
@@ -43,8 +43,8 @@ def bfcl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
                 "function": [{"name": "math.half", "description": "Half.", "parameters": arguments}],
             }
             answer = {"id": task["id"], "ground_truth": [{"math_half": {"type": 8}}]}
-            for row, part in ((task, ""), (answer, "possible_answer")):
-                with (package / "data" / part / f"BFCL_v4_{category}.json").open("a") as file:
+            for row, subfolder in ((task, ""), (answer, "possible_answer")):
+                with (package / "data" / subfolder / f"BFCL_v4_{category}.json").open("a") as file:
                     file.write(json.dumps(row) + "\n")
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield tmp_path / "bfcl"
@@ -52,25 +52,25 @@ def bfcl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def test_it_measures_both_and_goes_on_where_it_was(
+def test_script_measures_both_configurations_and_resumes_an_earlier_run(
     bfcl: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     replace_chat: ReplaceChat,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    made: list[dict[str, Any]] = []
+    chat_fields: list[dict[str, Any]] = []
 
     def reply(prompt: str) -> str:
-        assert '"type": {"type": "number"}' in prompt, "a parameter may be called type"
+        assert '"type": {"type": "number"}' in prompt, "a parameter may have the name type"
         assert '"pair": {"type": "array"}' in prompt
         double = prompt.rpartition("half of ")[2].split("?")[0]
         return f'```json\n{{"name": "math_half", "arguments": {{"type": {double}}}}}\n```'
 
     def chat(**fields: Any) -> Any:
-        made.append(fields)
-        other = reply if len(made) != 3 else lambda prompt: reply(prompt).replace("\n```", " \n```")
-        return scripted_chat(other, **fields)
+        chat_fields.append(fields)
+        script = reply if len(chat_fields) != 3 else lambda prompt: reply(prompt).replace("\n```", " \n```")
+        return scripted_chat(script, **fields)
 
     def run(*arguments: str) -> str:
         monkeypatch.setattr("sys.argv", [EXAMPLE.name, str(bfcl), "--out", str(out), *arguments])
@@ -80,18 +80,18 @@ def test_it_measures_both_and_goes_on_where_it_was(
     replace_chat(chat)
     out = tmp_path / "rows.jsonl"
     run("--configuration", "plain", "--limit", "1")
-    said = run("--configuration", "plain", "--configuration", "default")
+    output = run("--configuration", "plain", "--configuration", "default")
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     measured = [row["id"] for row in rows if row["configuration"] == "plain"]
     assert sorted(measured) == sorted(f"{category}_{number}" for category in CATEGORIES for number in (0, 1))
     assert rows[0]["calls"] == [{"name": "math_half", "args": {"type": 8}}]
     assert rows[0]["correct"] is True
-    assert [(fields.get("policy"), fields.get("precision")) for fields in made] == [
+    assert [(fields.get("policy"), fields.get("precision")) for fields in chat_fields] == [
         ("off", "int8"),
         ("off", "int8"),
         (None, None),
     ]
-    assert "16 at once, multiple: 2 tasks, correct (plain, default): [1, 1]" in said
-    assert "accuracy of default minus plain: +0.000" in said
-    differing = said.rpartition("replies that differ: ")[2]
-    assert all(name in differing for name in measured), "white space is a difference"
+    assert "16 at once, multiple: 2 tasks, correct (plain, default): [1, 1]" in output
+    assert "accuracy of default minus plain: +0.000" in output
+    differing = output.rpartition("replies that differ: ")[2]
+    assert all(name in differing for name in measured), "a reply that differs only in white space is listed"

@@ -1,4 +1,4 @@
-"""The script that measures on a GPU, with commands that only note how they were called."""
+"""The script that measures on a GPU, with stub commands that record their arguments."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "measure_gpu.sh"
 PARTS = ["start", "8b", "mps", "many", "32b", "runner"]
 
 
-def measured(folder: Path, *parts: str, status: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run the script with commands that write their arguments and vLLM's settings down."""
+def run_script(folder: Path, *parts: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run the script with stub commands that record their arguments and the setting of vLLM's model runner."""
     commands = folder / "bin"
     commands.mkdir(exist_ok=True)
     for name in ("lookahead-agent", "nvidia-cuda-mps-control"):
@@ -36,44 +36,44 @@ def measured(folder: Path, *parts: str, status: int = 0) -> subprocess.Completed
     )
 
 
-def calls(folder: Path) -> list[list[str]]:
+def recorded_calls(folder: Path) -> list[list[str]]:
     files = sorted(folder.glob("call.*"), key=lambda file: file.stat().st_mtime_ns)
     return [file.read_text().splitlines() for file in files]
 
 
-def test_every_part_is_a_command_that_runs(
+def test_every_part_is_a_bench_command_that_succeeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measure_with: MeasureWith
 ) -> None:
     pair: Any = ScriptedPair(divided=False)
     measure_with(PairMeasurement(lambda *_, **__: pair, lambda *_, **__: COSTS))
-    done = measured(tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == [f"== {part}" for part in PARTS]
-    made = [call[1:] for call in calls(tmp_path) if call[0] == "lookahead-agent"]
-    assert [call[:2] for call in made] == [["bench", "synthetic"]] * len(PARTS)
-    assert [call[call.index("--out") + 1] for call in made] == [f"results/gpu/{part}.jsonl" for part in PARTS]
+    completed = run_script(tmp_path)
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert completed.stdout.splitlines() == [f"== {part}" for part in PARTS]
+    benches = [call[1:] for call in recorded_calls(tmp_path) if call[0] == "lookahead-agent"]
+    assert [call[:2] for call in benches] == [["bench", "synthetic"]] * len(PARTS)
+    assert [call[call.index("--out") + 1] for call in benches] == [f"results/gpu/{part}.jsonl" for part in PARTS]
     monkeypatch.chdir(tmp_path)
     quick = ["--steps", "2", "--step-tokens", "2", "--replies", "1", "--repeats", "1"]
-    for call in made:
+    for call in benches:
         assert run(*call, *quick) == 0, shlex.join(call)
     assert {path.stem for path in (tmp_path / "results" / "gpu").glob("*.md")} == set(PARTS)
 
 
-def test_some_parts_can_be_chosen(tmp_path: Path) -> None:
-    assert measured(tmp_path, "mps", "runner").returncode == 0
-    assert [call[0] for call in calls(tmp_path)] == [
+def test_only_the_named_parts_run_and_unknown_parts_are_rejected(tmp_path: Path) -> None:
+    assert run_script(tmp_path, "mps", "runner").returncode == 0
+    assert [call[0] for call in recorded_calls(tmp_path)] == [
         "nvidia-cuda-mps-control",
         "lookahead-agent",
         "nvidia-cuda-mps-control",
         "lookahead-agent",
-    ], "the service runs for one part"
+    ], "the MPS service runs only for its part"
     runners = sorted(tmp_path.glob("runner.*"), key=lambda file: file.stat().st_mtime_ns)
     assert [file.read_text().strip() for file in runners] == ["", "", "", "1"]
-    wrong = measured(tmp_path, "fast")
-    assert wrong.returncode == 2
-    assert "choose from start 8b mps" in wrong.stderr
+    invalid = run_script(tmp_path, "fast")
+    assert invalid.returncode == 2
+    assert "choose from start 8b mps" in invalid.stderr
 
 
-def test_a_part_that_fails_lets_the_others_run(tmp_path: Path) -> None:
-    assert measured(tmp_path, "8b", "32b", status=3).returncode == 3
-    assert len(calls(tmp_path)) == 2
+def test_failing_part_sets_the_exit_status_and_the_others_still_run(tmp_path: Path) -> None:
+    assert run_script(tmp_path, "8b", "32b", status=3).returncode == 3
+    assert len(recorded_calls(tmp_path)) == 2

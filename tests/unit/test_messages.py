@@ -1,4 +1,4 @@
-"""From messages to a prompt: none vanishes, a begun reply is continued, and what was sent is taken back."""
+"""Messages become prompts: none is lost, unfinished replies are continued, and own replies are accepted again."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SECRET = "SECRETWORD"
 END = "{% if add_generation_prompt %}assistant: {% endif %}"
 CALLS = "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }} {{ c.function.arguments | tojson }}{% endfor %}"
 WHOLE = "{% for m in messages %}{{ m.role }}: {{ m.content }}" + CALLS + "|{% endfor %}" + END
-# What the default model's template does with other roles than its own.
+# Like the default model's template, it leaves out messages of unknown roles.
 QUIET = (
     "{% for m in messages %}{% if m.role in ['system', 'user', 'assistant'] %}{{ m.role }}: {{ m.content }}<end>"
     "{% endif %}{% endfor %}" + END
@@ -55,14 +55,14 @@ SYSTEM_FIRST = (
 STRICT = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + (
     "{{ m.role }}: {{ m.content }}{% endfor %}" + END
 )
-# Mistral's: user and model in turn, results only after calls.
+# Mistral's: user and assistant messages alternate, apart from those with tool calls.
 IN_TURN = (
     "{% set ns = namespace(user=true) %}{% for m in messages %}"
     "{% if m.role in ['user', 'assistant'] and not m.tool_calls %}"
     "{% if (m.role == 'user') != ns.user %}{{ raise_exception('roles must alternate') }}{% endif %}"
     "{% set ns.user = not ns.user %}{% endif %}{{ m.role }}: {{ m.content }}" + CALLS + "{% endfor %}" + END
 )
-# DeepSeek's: arguments are joined to text.
+# DeepSeek's: concatenates arguments as text.
 JOINED = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}{% for c in m.tool_calls or [] %}"
     "{{ c.function.name + ' ' + c.function.arguments }}{% endfor %}|{% endfor %}" + END
@@ -73,12 +73,12 @@ BROKEN = "{% for m in messages %}{{ 1 + m.content }}{% endfor %}"
 
 @pytest.fixture(scope="module")
 def tokenizer_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], HFTokenizer]:
-    made: dict[str, HFTokenizer] = {}
+    tokenizers: dict[str, HFTokenizer] = {}
 
     def tokenizer(template: str) -> HFTokenizer:
-        if template not in made:
-            made[template] = _tokenizer(tmp_path_factory.mktemp("tokenizer"), template)
-        return made[template]
+        if template not in tokenizers:
+            tokenizers[template] = _tokenizer(tmp_path_factory.mktemp("tokenizer"), template)
+        return tokenizers[template]
 
     return tokenizer
 
@@ -97,17 +97,17 @@ def _tokenizer(folder: Path, template: str) -> HFTokenizer:
 
 
 def chat_with(tokenizer: HFTokenizer, reply: str = "Yes.", **fields: Any) -> tuple[ChatLookahead, list[str]]:
-    """A model with a tokenizer of Hugging Face's, and the prompts that it gets."""
-    seen: list[str] = []
+    """A chat model with a Hugging Face tokenizer, and the prompts that its engine receives."""
+    prompts: list[str] = []
 
-    class Seeing(ScriptedEngine):
+    class RecordingEngine(ScriptedEngine):
         async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Any:  # type: ignore[override]
-            seen.append(tokenizer.decode(prompt_ids))
+            prompts.append(tokenizer.decode(prompt_ids))
             async for delta in super().generate(prompt_ids, sampling):
                 yield delta
 
-    engine = Seeing(tokenizer, reply_script(lambda _: reply))
-    return ChatLookahead(engines=EngineSet(engine), policy="off", **fields), seen
+    engine = RecordingEngine(tokenizer, reply_script(lambda _: reply))
+    return ChatLookahead(engines=EngineSet(engine), policy="off", **fields), prompts
 
 
 @pytest.mark.parametrize(
@@ -140,24 +140,24 @@ def chat_with(tokenizer: HFTokenizer, reply: str = "Yes.", **fields: Any) -> tup
         AIMessage("", invalid_tool_calls=[InvalidToolCall(name=SECRET, args=None, id="1", error=None)]),
     ],
 )
-def test_every_message_is_in_the_prompt_or_refused(
+def test_every_message_is_in_the_prompt_or_rejected(
     tokenizer_of: Callable[[str], HFTokenizer], message: AnyMessage
 ) -> None:
-    llm, seen = chat_with(tokenizer_of(WHOLE))
+    llm, prompts = chat_with(tokenizer_of(WHOLE))
     llm.invoke([HumanMessage("hi"), message, HumanMessage("ho")])
-    assert SECRET in seen[0]
+    assert SECRET in prompts[0]
     for template in (QUIET, SYSTEM_FIRST, STRICT, IN_TURN, JOINED, CAPITALS, BROKEN):
-        llm, seen = chat_with(tokenizer_of(template))
+        llm, prompts = chat_with(tokenizer_of(template))
         try:
             llm.invoke([HumanMessage("hi"), message, HumanMessage("ho")])
         except ConfigurationError:
-            assert seen == []
+            assert prompts == []
         else:
-            assert SECRET in seen[0]
+            assert SECRET in prompts[0]
 
 
 @pytest.mark.parametrize(
-    ("message", "words"),
+    ("message", "pattern"),
     [
         (ChatMessage(SECRET, role="critic"), "message 2 has the role 'critic'"),
         (ChatMessage(SECRET, role="tool"), "the role 'tool'"),
@@ -174,15 +174,15 @@ def test_every_message_is_in_the_prompt_or_refused(
         (ToolMessage([{"type": "image", "url": "x"}], tool_call_id="1"), "message 2.*image"),
     ],
 )
-def test_what_no_template_knows_is_refused(message: AnyMessage, words: str) -> None:
+def test_unsupported_roles_and_content_are_rejected(message: AnyMessage, pattern: str) -> None:
     llm = scripted_chat("Yes.", policy="off")
     for call in (llm.invoke, lambda messages: list(llm.stream(messages))):
-        with pytest.raises(ConfigurationError, match=words):
+        with pytest.raises(ConfigurationError, match=pattern):
             call([HumanMessage("hi"), message])
 
 
 @pytest.mark.parametrize(
-    ("template", "messages", "words"),
+    ("template", "messages", "pattern"),
     [
         (QUIET, [("user", "a"), ToolMessage("b", tool_call_id="1")], "leaves out message 2.*'tool'"),
         (SYSTEM_FIRST, [("user", "a"), ("system", "b")], "leaves out message 2.*'system'.*first"),
@@ -198,64 +198,64 @@ def test_what_no_template_knows_is_refused(message: AnyMessage, words: str) -> N
         ("", [("user", "a")], "leaves out message 1"),
     ],
 )
-def test_a_template_that_drops_or_refuses_is_named(
-    tokenizer_of: Callable[[str], HFTokenizer], template: str, messages: Any, words: str
+def test_error_names_the_template_that_drops_or_rejects_a_message(
+    tokenizer_of: Callable[[str], HFTokenizer], template: str, messages: Any, pattern: str
 ) -> None:
     llm, _ = chat_with(tokenizer_of(template))
-    for call in (llm.invoke, lambda given: list(llm.stream(given))):
+    for call in (llm.invoke, lambda history: list(llm.stream(history))):
         with pytest.raises(ConfigurationError, match="chat template of tokenizer") as error:
             call(messages)
-        assert error.match(words)
+        assert error.match(pattern)
 
 
-def test_names_that_a_template_leaves_out_are_told_once(
+def test_warning_about_names_that_the_template_drops_is_logged_once(
     tokenizer_of: Callable[[str], HFTokenizer], caplog: pytest.LogCaptureFixture
 ) -> None:
     tokenizer = _tokenizer(Path(tokenizer_of(WHOLE).backend.name_or_path), WHOLE)
-    llm, seen = chat_with(tokenizer)
+    llm, prompts = chat_with(tokenizer)
     for text in ("a", "b"):
         llm.invoke([HumanMessage(text, name="Ann"), AIMessage("c", name="agent"), HumanMessage(text)])
-    assert len(seen) == 2
+    assert len(prompts) == 2
     assert caplog.text.count("leaves out the names of users") == 1
 
 
-@pytest.mark.parametrize("begun", ["The answer is", "The answer is ", "Line 1\n\n", "  indented", "{"])
-async def test_a_begun_reply_is_continued(tokenizer_of: Callable[[str], HFTokenizer], begun: str) -> None:
-    llm, seen = chat_with(tokenizer_of(WHOLE), begun + " 4.")
-    for message in (AIMessage(begun), ChatMessage(begun, role="assistant"), {"role": "assistant", "content": begun}):
+@pytest.mark.parametrize("start", ["The answer is", "The answer is ", "Line 1\n\n", "  indented", "{"])
+async def test_unfinished_reply_is_continued(tokenizer_of: Callable[[str], HFTokenizer], start: str) -> None:
+    llm, prompts = chat_with(tokenizer_of(WHOLE), start + " 4.")
+    for message in (AIMessage(start), ChatMessage(start, role="assistant"), {"role": "assistant", "content": start}):
         reply = llm.invoke([("user", "2 + 2?"), message])
         assert reply.text == " 4."
-        assert seen[-1] == f"user: 2 + 2?|assistant: {begun}"
+        assert prompts[-1] == f"user: 2 + 2?|assistant: {start}"
         assert reply.usage_metadata is not None
-        assert reply.usage_metadata["input_tokens"] == len(seen[-1])
-    assert "".join(chunk.text for chunk in llm.stream([("user", "2 + 2?"), ("ai", begun)])) == " 4."
-    assert (await llm.ainvoke([("user", "2 + 2?"), ("ai", begun)])).text == " 4."
-    assert scripted_chat(begun + " 4.", policy="off").invoke([("user", "2 + 2?"), ("ai", begun)]).text == " 4."
+        assert reply.usage_metadata["input_tokens"] == len(prompts[-1])
+    assert "".join(chunk.text for chunk in llm.stream([("user", "2 + 2?"), ("ai", start)])) == " 4."
+    assert (await llm.ainvoke([("user", "2 + 2?"), ("ai", start)])).text == " 4."
+    assert scripted_chat(start + " 4.", policy="off").invoke([("user", "2 + 2?"), ("ai", start)]).text == " 4."
 
 
-def test_a_finished_reply_is_followed_by_another_turn(tokenizer_of: Callable[[str], HFTokenizer]) -> None:
-    """In a graph of several agents the last message is often what another one answered."""
-    llm, seen = chat_with(tokenizer_of(WHOLE), "Yes, 4.")
+def test_truncated_reply_is_continued_and_a_finished_one_is_not(tokenizer_of: Callable[[str], HFTokenizer]) -> None:
+    """In a graph of several agents, the last message is often another agent's finished reply."""
+    llm, prompts = chat_with(tokenizer_of(WHOLE), "Yes, 4.")
     finished = llm.invoke([("user", "2 + 2?")])
     assert finished.response_metadata["finish_reason"] == "stop"
     history = [HumanMessage("2 + 2?"), finished]
     reply = llm.invoke(history)
-    assert seen[-1] == "user: 2 + 2?|assistant: Yes, 4.|assistant: "
-    assert llm.get_num_tokens_from_messages(history) == len(seen[-1])
+    assert prompts[-1] == "user: 2 + 2?|assistant: Yes, 4.|assistant: "
+    assert llm.get_num_tokens_from_messages(history) == len(prompts[-1])
     assert reply.text == "Yes, 4."
     with pytest.raises(ConfigurationError, match="begins anew"):
         llm.bind_tools([add], tool_choice="any").invoke([*history, AIMessage("So")])
     llm.bind_tools([add], tool_choice="any").invoke(history)
-    cut_off = llm.invoke([("user", "2 + 2?")], max_tokens=1)
-    assert cut_off.response_metadata["finish_reason"] == "length"
-    llm.invoke([("user", "2 + 2?"), cut_off])
-    assert seen[-1] == f"user: 2 + 2?|assistant: {cut_off.text}"
+    truncated = llm.invoke([("user", "2 + 2?")], max_tokens=1)
+    assert truncated.response_metadata["finish_reason"] == "length"
+    llm.invoke([("user", "2 + 2?"), truncated])
+    assert prompts[-1] == f"user: 2 + 2?|assistant: {truncated.text}"
 
 
-def test_an_empty_last_reply_is_a_new_turn(tokenizer_of: Callable[[str], HFTokenizer]) -> None:
-    llm, seen = chat_with(tokenizer_of(WHOLE))
+def test_empty_last_reply_starts_a_new_turn(tokenizer_of: Callable[[str], HFTokenizer]) -> None:
+    llm, prompts = chat_with(tokenizer_of(WHOLE))
     llm.invoke([("user", "2 + 2?"), ("ai", "")])
-    assert seen[-1] == "user: 2 + 2?|assistant: "
+    assert prompts[-1] == "user: 2 + 2?|assistant: "
     with pytest.raises(ConfigurationError, match="no message"):
         llm.invoke([("ai", "")])
 
@@ -270,23 +270,23 @@ def test_an_empty_last_reply_is_a_new_turn(tokenizer_of: Callable[[str], HFToken
         AIMessage("", additional_kwargs={"function_call": {"name": "f", "arguments": "{}"}}),
     ],
 )
-def test_calls_without_results_get_no_reply(last: AIMessage) -> None:
+def test_tool_calls_without_results_are_rejected(last: AIMessage) -> None:
     with pytest.raises(ConfigurationError, match="calls tools"):
         scripted_chat("Yes.", policy="off").invoke([("user", "a"), last])
 
 
-def test_what_begins_anew_continues_nothing() -> None:
+def test_unfinished_reply_is_rejected_with_constrained_output_or_only_thinking() -> None:
     llm = scripted_chat('{"a": 1}', policy="off")
-    begun = [("user", "a"), ("ai", "{")]
+    unfinished = [("user", "a"), ("ai", "{")]
     with pytest.raises(ConfigurationError, match="begins anew"):
-        llm.invoke(begun, response_format={"type": "json_object"})
+        llm.invoke(unfinished, response_format={"type": "json_object"})
     with pytest.raises(ConfigurationError, match="begins anew"):
-        llm.bind_tools([add], tool_choice="any").invoke(begun)
+        llm.bind_tools([add], tool_choice="any").invoke(unfinished)
     with pytest.raises(ConfigurationError, match="all thinking"):
         llm.invoke([("user", "a"), AIMessage("", additional_kwargs={"reasoning_content": "Hm."})])
 
 
-def test_a_draft_whose_template_refuses_is_left_out(tokenizer_of: Callable[[str], HFTokenizer]) -> None:
+def test_template_error_of_the_draft_disables_speculation(tokenizer_of: Callable[[str], HFTokenizer]) -> None:
     target = ScriptedEngine(tokenizer_of(WHOLE), [ScriptedStep("Yes.")])
     draft = ScriptedEngine(tokenizer_of(STRICT).exchanging_text(), [ScriptedStep("Yes.")])
     llm = ChatLookahead(engines=EngineSet(target, draft), policy="exact")
@@ -296,7 +296,7 @@ def test_a_draft_whose_template_refuses_is_left_out(tokenizer_of: Callable[[str]
 
 
 @pytest.mark.parametrize("text", ["a \ud83d b", "\udcff", "😀\ud800"])
-def test_half_a_character_is_refused_and_the_error_says_where(text: str) -> None:
+def test_lone_surrogate_is_rejected_with_the_number_of_its_message(text: str) -> None:
     llm = scripted_chat("Yes.", policy="off")
     cases: list[Any] = [
         text,
@@ -308,7 +308,7 @@ def test_half_a_character_is_refused_and_the_error_says_where(text: str) -> None
         [("user", "a"), AIMessage("b", additional_kwargs={"reasoning_content": text}), ("user", "c")],
     ]
     for messages in cases:
-        for call in (llm.invoke, lambda given: list(llm.stream(given))):
+        for call in (llm.invoke, lambda history: list(llm.stream(history))):
             with pytest.raises(ConfigurationError, match=r"message \d.*lone surrogate") as error:
                 call(messages)
             assert str(error.value).encode()
@@ -323,7 +323,7 @@ def test_half_a_character_is_refused_and_the_error_says_where(text: str) -> None
             assert "lone surrogate" in reply.json()["error"]["message"]
 
 
-# What clients and this library send back
+# Replies that clients, and this library, send back
 
 
 @tool
@@ -338,7 +338,7 @@ ARGUMENTS = ["", " ", "null", "[1]", '"a"', "3", '{"x": "a', "{oops", '{"x": "\\
 
 @pytest.mark.parametrize("name", ["add", "", None])
 @pytest.mark.parametrize("arguments", [*ARGUMENTS, None, "{}", '{"x": 1}'])
-async def test_a_call_of_any_arguments_is_taken_back(
+async def test_tool_call_with_any_arguments_is_accepted_in_the_history(
     tokenizer_of: Callable[[str], HFTokenizer], name: str | None, arguments: str | None
 ) -> None:
     call = {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -348,19 +348,19 @@ async def test_a_call_of_any_arguments_is_taken_back(
         {"role": "tool", "tool_call_id": "1", "content": "error: not JSON"},
     ]
     for template in (WHOLE, IN_TURN, JOINED):
-        llm, seen = chat_with(tokenizer_of(template))
+        llm, prompts = chat_with(tokenizer_of(template))
         assert llm.invoke(history).text == "Yes."
         assert (await llm.ainvoke(history)).text == "Yes."
-        assert "error: not JSON" in seen[-1]
+        assert "error: not JSON" in prompts[-1]
         for shown in (name, (arguments or "").strip("\x00")):
-            assert (shown or "") in seen[-1] or json.loads(arguments or "{}")
-        # It goes on after that, too.
+            assert (shown or "") in prompts[-1] or json.loads(arguments or "{}")
+        # The next turn works, too.
         assert llm.invoke([*history, {"role": "assistant", "content": "Sorry."}, {"role": "user", "content": "?"}]).text
 
 
 @given(st.text(), st.one_of(st.none(), st.text(max_size=5)), st.booleans())
 @settings(max_examples=200, deadline=None)
-def test_arguments_of_any_text_become_a_prompt(arguments: str, name: str | None, has_id: bool) -> None:
+def test_tool_call_arguments_of_any_text_convert_to_a_prompt(arguments: str, name: str | None, has_id: bool) -> None:
     call = {"id": "1" if has_id else None, "function": {"name": name, "arguments": arguments}}
     reply = from_openai({"role": "assistant", "content": None, "tool_calls": [call]})
     assert isinstance(reply, AIMessage)
@@ -368,8 +368,8 @@ def test_arguments_of_any_text_become_a_prompt(arguments: str, name: str | None,
     converted = template_messages(history)
     assert len(converted) == 3
     if reply.tool_calls:
-        written = json.loads(arguments) if arguments.strip() else {}
-        assert converted[1]["tool_calls"][0]["function"] == {"name": name, "arguments": written}
+        parsed = json.loads(arguments) if arguments.strip() else {}
+        assert converted[1]["tool_calls"][0]["function"] == {"name": name, "arguments": parsed}
     else:
         assert arguments in converted[1]["content"]
     json.dumps(converted, ensure_ascii=False).encode()
@@ -381,7 +381,7 @@ WORDS = st.sampled_from(
         *("input", "content", "json", "reasoning", "function_call", "tool_call", "\ud83d", "", "add"),
     ]
 )
-ANYTHING = st.recursive(
+JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | WORDS | st.text(max_size=4),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=4),
     max_leaves=12,
@@ -395,13 +395,13 @@ FIELDS = ("content", "tool_calls", "name", "tool_call_id", "refusal", "function_
         st.builds(
             lambda role, fields: {"role": role, **fields},
             ROLES,
-            st.dictionaries(st.sampled_from(FIELDS), ANYTHING, max_size=4),
+            st.dictionaries(st.sampled_from(FIELDS), JSON_VALUES, max_size=4),
         ),
         max_size=3,
     )
 )
 @settings(max_examples=300, deadline=None)
-def test_whatever_is_a_message_is_read_or_refused_in_words(messages: list[dict[str, Any]]) -> None:
+def test_any_message_converts_or_raises_configuration_error(messages: list[dict[str, Any]]) -> None:
     try:
         prompt = conversation([from_openai(message) for message in messages])
     except ConfigurationError as error:
@@ -413,9 +413,9 @@ def test_whatever_is_a_message_is_read_or_refused_in_words(messages: list[dict[s
 
 @given(st.text(alphabet='{}[]",:ax\\ \n<>/tol_c', max_size=60))
 @settings(max_examples=80, deadline=None)
-def test_a_reply_of_any_text_is_taken_back(text: str) -> None:
-    said = f"Hm. <tool_call>{text}</tool_call>"
-    llm = scripted_chat(lambda prompt: said if "tool:" not in prompt else "Sorry.", policy="off").bind_tools([add])
+def test_reply_with_any_tool_call_text_is_accepted_in_the_history(text: str) -> None:
+    written = f"Hm. <tool_call>{text}</tool_call>"
+    llm = scripted_chat(lambda prompt: written if "tool:" not in prompt else "Sorry.", policy="off").bind_tools([add])
     reply = llm.invoke("q")
     calls = [*reply.tool_calls, *reply.invalid_tool_calls]
     results = [ToolMessage("no", tool_call_id=call["id"] or "") for call in calls]
@@ -426,7 +426,7 @@ def test_a_reply_of_any_text_is_taken_back(text: str) -> None:
         assert (call["args"] or "") in converted[0]["content"]
 
 
-def test_a_dictionary_keeps_what_else_a_reply_has() -> None:
+def test_from_openai_keeps_id_metadata_and_additional_fields_of_a_reply() -> None:
     message = from_openai(
         {
             "role": "assistant",
@@ -448,58 +448,58 @@ def test_a_dictionary_keeps_what_else_a_reply_has() -> None:
         from_openai({"role": "tool", "content": "a"})
 
 
-BAD = '<tool_call>\n{"name": "add", "arguments": {"x": "he said "hi""}}\n</tool_call>'
+INVALID_CALL = '<tool_call>\n{"name": "add", "arguments": {"x": "he said "hi""}}\n</tool_call>'
 
 
-def answers(prompt: str) -> str:
-    return BAD if "tool: " not in prompt else "Sorry."
+def reply_with_invalid_call(prompt: str) -> str:
+    return INVALID_CALL if "tool: " not in prompt else "Sorry."
 
 
-def test_the_model_sees_what_it_wrote_and_what_was_wrong_with_it() -> None:
-    seen: list[str] = []
+def test_prompt_contains_the_invalid_call_and_its_error() -> None:
+    prompts: list[str] = []
 
     def write(prompt: str) -> str:
-        seen.append(prompt)
-        return answers(prompt)
+        prompts.append(prompt)
+        return reply_with_invalid_call(prompt)
 
     llm = scripted_chat(write, policy="off").bind_tools([add])
     reply = llm.invoke("q")
     (call,) = reply.invalid_tool_calls
     assert llm.invoke([HumanMessage("q"), reply, ToolMessage("not JSON", tool_call_id=call["id"] or "")]).text
-    assert '"arguments": {"x": "he said "hi""}' in seen[-1]
-    assert "tool: not JSON" in seen[-1]
+    assert '"arguments": {"x": "he said "hi""}' in prompts[-1]
+    assert "tool: not JSON" in prompts[-1]
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_the_server_takes_back_what_it_sent(streamed: bool) -> None:
-    with serving(scripted_chat(answers, policy="off")) as (url, _):
+def test_server_accepts_its_own_reply_in_the_history(streamed: bool) -> None:
+    with serving(scripted_chat(reply_with_invalid_call, policy="off")) as (url, _):
         body: dict[str, Any] = {"messages": [{"role": "user", "content": "q"}], "tools": [TOOL]}
         if streamed:
-            sent = httpx.post(f"{url}/v1/chat/completions", json={**body, "stream": True}, timeout=60).text
+            response = httpx.post(f"{url}/v1/chat/completions", json={**body, "stream": True}, timeout=60).text
             message: dict[str, Any] = {"role": "assistant", "content": ""}
-            for line in sent.split("\n"):
+            for line in response.split("\n"):
                 if line.startswith("data: {"):
                     for choice in json.loads(line.removeprefix("data: "))["choices"]:
                         message["tool_calls"] = choice["delta"].get("tool_calls") or message.get("tool_calls")
         else:
-            sent = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).json()
-            message = sent["choices"][0]["message"]  # type: ignore[index]
+            response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).json()
+            message = response["choices"][0]["message"]  # type: ignore[index]
         (call,) = message["tool_calls"]
         result = {"role": "tool", "tool_call_id": call["id"], "content": "not JSON"}
         body["messages"] += [message, result]
-        again = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
-        assert again.status_code == 200, again.text
-        assert again.json()["choices"][0]["message"]["content"] == "Sorry."
+        second_response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+        assert second_response.status_code == 200, second_response.text
+        assert second_response.json()["choices"][0]["message"]["content"] == "Sorry."
 
 
-def test_the_server_takes_back_what_langchains_client_makes_of_it() -> None:
-    with serving(scripted_chat(answers, policy="off")) as (url, _):
+def test_server_accepts_replies_sent_back_by_langchains_client() -> None:
+    with serving(scripted_chat(reply_with_invalid_call, policy="off")) as (url, _):
         client = ChatOpenAI(base_url=f"{url}/v1", api_key="x", model="qwen2.5-coder-1.5b", max_retries=0)  # type: ignore[arg-type]
         bound = client.bind_tools([add])
-        whole: Any = None
+        merged: Any = None
         for chunk in bound.stream("q"):
-            whole = chunk if whole is None else whole + chunk
-        for message in (bound.invoke("q"), whole):
+            merged = chunk if merged is None else merged + chunk
+        for message in (bound.invoke("q"), merged):
             calls = [*message.tool_calls, *message.invalid_tool_calls]
             results = [ToolMessage("not JSON", tool_call_id=call["id"] or "") for call in calls]
             assert results
@@ -533,14 +533,14 @@ RESULT = {"role": "tool", "tool_call_id": "1", "content": "3"}
         [USER, {"role": "assistant", "content": "It is"}],
     ],
 )
-def test_usual_histories_are_taken(messages: list[dict[str, Any]]) -> None:
+def test_server_accepts_common_histories(messages: list[dict[str, Any]]) -> None:
     with serving(scripted_chat("Yes.", policy="off")) as (url, _):
         reply = httpx.post(f"{url}/v1/chat/completions", json={"messages": messages}, timeout=60)
     assert reply.status_code == 200, reply.text
 
 
 @pytest.mark.parametrize(
-    ("messages", "words"),
+    ("messages", "pattern"),
     [
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
@@ -553,15 +553,15 @@ def test_usual_histories_are_taken(messages: list[dict[str, Any]]) -> None:
         ([{"role": "critic", "content": "a"}], "messages.0.role"),
     ],
 )
-def test_a_server_says_in_words_what_it_does_not_take(messages: list[dict[str, Any]], words: str) -> None:
+def test_server_error_names_the_unsupported_message(messages: list[dict[str, Any]], pattern: str) -> None:
     with serving(scripted_chat("Yes.", policy="off")) as (url, _):
         reply = httpx.post(f"{url}/v1/chat/completions", json={"messages": messages}, timeout=60)
     assert reply.status_code == 400
-    with pytest.raises(AssertionError, match=words):
+    with pytest.raises(AssertionError, match=pattern):
         raise AssertionError(reply.json()["error"]["message"])
 
 
-def test_a_server_continues_a_begun_reply() -> None:
+def test_server_continues_an_unfinished_reply() -> None:
     with serving(scripted_chat("It is 4.", policy="off")) as (url, _):
         body = {"messages": [USER, {"role": "assistant", "content": "It is"}]}
         reply = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).json()

@@ -1,4 +1,4 @@
-"""Metrics of a run, node by node."""
+"""Metrics of each node of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lookahead_agent.chat.model import ChatLookahead
 from tests.unit.chat import scripted_chat, scripted_engines
 
 
-def test_a_reply_has_its_time_to_the_first_word() -> None:
+def test_prompt_and_writing_seconds_of_a_reply_add_up_to_its_total() -> None:
     metrics = NodeMetrics()
     scripted_chat("One.\n\nTwo.").invoke("?", {"callbacks": [metrics]})
     (node,) = metrics.nodes()
@@ -17,20 +17,20 @@ def test_a_reply_has_its_time_to_the_first_word() -> None:
     assert node["seconds"]["prompt"] + node["seconds"]["writing"] == pytest.approx(node["seconds"]["total"])
 
 
-def test_what_an_engine_had_of_the_prompts_is_told_reply_by_reply_and_summed() -> None:
+def test_cached_prompt_tokens_are_reported_per_reply_and_summed_per_node() -> None:
     metrics = NodeMetrics()
     llm = ChatLookahead(engines=scripted_engines("Four.", prefix_cache=True), policy="off")
     first, second = (llm.invoke(text, {"callbacks": [metrics]}) for text in ("2 + 2?", "2 + 2? Once more."))
     cached = [message.usage_metadata["input_token_details"]["cache_read"] for message in (first, second)]  # type: ignore[index]
     assert cached[0] == 0
     assert cached[1] > 5
-    asked = [message.usage_metadata["input_tokens"] for message in (first, second)]  # type: ignore[index]
+    prompt_tokens = [message.usage_metadata["input_tokens"] for message in (first, second)]  # type: ignore[index]
     (node,) = metrics.nodes()
-    assert node["prompt_tokens"]["target"] == {"total": sum(asked), "cached": sum(cached)}
-    assert node["prompt_tokens"]["draft"] == {"total": 0, "cached": 0}, "it was asked nothing"
+    assert node["prompt_tokens"]["target"] == {"total": sum(prompt_tokens), "cached": sum(cached)}
+    assert node["prompt_tokens"]["draft"] == {"total": 0, "cached": 0}, "the draft got no request"
 
 
-def test_an_engine_that_does_not_tell_what_it_had_of_a_prompt() -> None:
+def test_cached_prompt_tokens_are_unknown_if_the_engine_does_not_report_them() -> None:
     metrics = NodeMetrics()
     llm = scripted_chat("One.\n\nTwo.")
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Models whose files are damaged, and caches that cannot be written: one clear error, or made anew."""
+"""Damaged model files are replaced or raise one clear error; so does an unwritable cache."""
 
 from __future__ import annotations
 
@@ -52,65 +52,63 @@ def model(tmp_path: Path) -> Path:
     return write_model(tmp_path / "model")
 
 
-def cut(name: str, to: int) -> Callable[[Path], None]:
-    return lambda folder: os.truncate(folder / name, to)
+def truncate(name: str, length: int) -> Callable[[Path], None]:
+    return lambda folder: os.truncate(folder / name, length)
 
 
-def zeroed(name: str) -> Callable[[Path], None]:
+def fill_with_zeros(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).write_bytes(bytes((folder / name).stat().st_size))  # type: ignore[return-value]
 
 
-def longer(folder: Path) -> None:
+def append_byte(folder: Path) -> None:
     with (folder / "model.safetensors").open("ab") as file:
         file.write(b"x")
 
 
-def link_to_nothing(folder: Path) -> None:
+def break_link(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").symlink_to(folder / "blob")
 
 
-def sharded_with_one_missing(folder: Path) -> None:
+def remove_shard(folder: Path) -> None:
     index = {"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}
     (folder / "model.safetensors").rename(folder / "model-1-of-2.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 DAMAGES: list[tuple[Callable[[Path], None], str]] = [
-    (cut("model.safetensors", 500), "model.safetensors is no whole safetensors file"),
-    (cut("model.safetensors", 5), "model.safetensors is no whole safetensors file"),
-    (cut("model.safetensors", 0), "model.safetensors is no whole safetensors file"),
-    (zeroed("model.safetensors"), "model.safetensors is no whole safetensors file"),
-    (longer, "model.safetensors is no whole safetensors file"),
-    (link_to_nothing, "model.safetensors is no whole safetensors file"),
-    (sharded_with_one_missing, "model-2-of-2.safetensors"),
-    (cut("config.json", 1), "config.json cannot be read"),
-    (zeroed("config.json"), "config.json cannot be read"),
+    (truncate("model.safetensors", 500), "model.safetensors is no whole safetensors file"),
+    (truncate("model.safetensors", 5), "model.safetensors is no whole safetensors file"),
+    (truncate("model.safetensors", 0), "model.safetensors is no whole safetensors file"),
+    (fill_with_zeros("model.safetensors"), "model.safetensors is no whole safetensors file"),
+    (append_byte, "model.safetensors is no whole safetensors file"),
+    (break_link, "model.safetensors is no whole safetensors file"),
+    (remove_shard, "model-2-of-2.safetensors"),
+    (truncate("config.json", 1), "config.json cannot be read"),
+    (fill_with_zeros("config.json"), "config.json cannot be read"),
     (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
     (lambda folder: (folder / "config.json").write_text("[]"), "config.json is no JSON object"),  # type: ignore[list-item, return-value]
     (lambda folder: (folder / "config.json").write_bytes(b"\xff{}"), "config.json cannot be read"),  # type: ignore[list-item, return-value]
-    (cut("tokenizer_config.json", 20), "tokenizer_config.json cannot be read"),
+    (truncate("tokenizer_config.json", 20), "tokenizer_config.json cannot be read"),
 ]
 
 
-def test_a_whole_model(model: Path) -> None:
+def test_complete_model_has_no_damage(model: Path) -> None:
     (model / "notes.json").write_text("no JSON, and no part of the model")
     assert damage(model) is None
 
 
-@pytest.mark.parametrize(("harm", "said"), DAMAGES)
-def test_a_damaged_model_is_one_clear_error_before_anything_loads(
-    model: Path, harm: Callable[[Path], None], said: str
+@pytest.mark.parametrize(("damage_files", "message"), DAMAGES)
+def test_damaged_model_raises_integrity_error_before_loading(
+    model: Path, damage_files: Callable[[Path], None], message: str
 ) -> None:
-    harm(model)
-    assert said in (damage(model) or "")
+    damage_files(model)
+    assert message in (damage(model) or "")
     with pytest.raises(IntegrityError, match=r"is damaged: .*Copy it there again"):
         fetch(ModelFacts(str(model)))
 
 
-def test_a_damaged_target_is_told_of_when_its_chat_model_is_made_and_a_damaged_draft_is_done_without(
-    model: Path, tmp_path: Path
-) -> None:
+def test_chat_model_rejects_a_damaged_target_and_ignores_a_damaged_draft(model: Path, tmp_path: Path) -> None:
     draft = write_model(tmp_path / "draft")
     (draft / "config.json").write_text("{")
     chat = ChatLookahead(model=str(model), draft_model=str(draft), policy="exact:depth=2")
@@ -126,22 +124,22 @@ def test_a_damaged_target_is_told_of_when_its_chat_model_is_made_and_a_damaged_d
     assert "config.json cannot be read" in checks[str(draft)].found
 
 
-@pytest.mark.parametrize(("harm", "said"), DAMAGES)
-def test_a_damaged_model_that_was_made_here_is_made_anew(
-    model: Path, harm: Callable[[Path], None], said: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("damage_files", "message"), DAMAGES)
+def test_create_once_replaces_a_damaged_model(
+    model: Path, damage_files: Callable[[Path], None], message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made: list[Path] = []
+    created: list[Path] = []
 
     def make(folder: Path) -> None:
-        made.append(write_model(folder))
+        created.append(write_model(folder))
 
     assert create_once(model, make) == model
-    assert not made
-    harm(model)
+    assert not created
+    damage_files(model)
     assert create_once(model, make) == model
-    assert len(made) == 1
+    assert len(created) == 1
     assert damage(model, weights="wanted") is None
-    assert said in caplog.text
+    assert message in caplog.text
 
 
 def is_json_object(content: bytes) -> bool:
@@ -157,14 +155,14 @@ def is_json_object(content: bytes) -> bool:
     st.integers(0, 200),
 )
 @settings(max_examples=200)
-def test_every_cut_shows_and_nothing_that_stands_in_a_file_is_an_exception(
-    tmp_path_factory: pytest.TempPathFactory, length: int, noise: bytes, at: int
+def test_damage_detects_every_truncation_and_never_raises(
+    tmp_path_factory: pytest.TempPathFactory, length: int, noise: bytes, offset: int
 ) -> None:
     folder = write_model(tmp_path_factory.getbasetemp() / "noisy")
-    whole = weights(1000)
-    (folder / "model.safetensors").write_bytes(whole[:length])
+    complete = weights(1000)
+    (folder / "model.safetensors").write_bytes(complete[:length])
     assert damage(folder) is not None
-    (folder / "model.safetensors").write_bytes(whole[:at] + noise + whole[at + len(noise) :])
+    (folder / "model.safetensors").write_bytes(complete[:offset] + noise + complete[offset + len(noise) :])
     assert damage(folder) is None or isinstance(damage(folder), str)
     for name in ("config.json", "tokenizer_config.json", "model.safetensors.index.json"):
         write_model(folder)
@@ -173,8 +171,8 @@ def test_every_cut_shows_and_nothing_that_stands_in_a_file_is_an_exception(
         (folder / "model.safetensors.index.json").unlink(missing_ok=True)
 
 
-def test_a_tokenizer_is_fetched_without_the_weights_that_its_folder_names(model: Path) -> None:
-    sharded_with_one_missing(model)
+def test_fetch_tokenizer_ignores_missing_weights(model: Path) -> None:
+    remove_shard(model)
     facts = ModelFacts(str(model))
     assert fetch_tokenizer(facts) == model
     os.truncate(model / "tokenizer_config.json", 20)
@@ -182,13 +180,13 @@ def test_a_tokenizer_is_fetched_without_the_weights_that_its_folder_names(model:
         fetch_tokenizer(facts)
 
 
-def test_an_empty_folder_of_the_cache_is_no_model(tmp_path: Path) -> None:
+def test_create_once_fills_an_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     create_once(tmp_path / "model", fill)
     assert (tmp_path / "model" / "config.json").is_file()
 
 
-def test_a_damaged_model_of_the_hub_says_what_to_delete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_hub_model_error_names_the_folder_to_delete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = tmp_path / "hub" / "models--owner--name"
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.file_download.HF_HUB_CACHE", str(tmp_path / "hub"), raising=False)
@@ -201,23 +199,23 @@ def test_a_damaged_model_of_the_hub_says_what_to_delete(tmp_path: Path, monkeypa
         fetch(ModelFacts("owner/name"))
 
 
-# A cache that cannot be written: tests may run as root, whom permissions do not stop, so files stand in the way.
+# An unwritable cache: root ignores permissions, so a file takes the place of a folder.
 
 
-def in_the_way(tmp_path: Path, name: str) -> Path:
+def block_folder(tmp_path: Path, name: str) -> Path:
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text("a file")
     return tmp_path / "cache" / "models" / "model"
 
 
 @pytest.mark.parametrize("name", ["cache", "cache/models", "cache/models/model"])
-def test_a_file_in_the_caches_place_is_one_clear_error(tmp_path: Path, name: str) -> None:
-    folder = in_the_way(tmp_path, name)
+def test_file_in_place_of_a_cache_folder_raises_configuration_error(tmp_path: Path, name: str) -> None:
+    folder = block_folder(tmp_path, name)
     with pytest.raises(ConfigurationError, match=CACHE_VARIABLE):
         create_once(folder, fill)
 
 
-def test_a_disk_that_is_full_is_one_clear_error_and_leaves_nothing(tmp_path: Path) -> None:
+def test_full_disk_raises_disk_space_error_and_leaves_no_files(tmp_path: Path) -> None:
     def make(folder: Path) -> None:
         write_model(folder)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -228,31 +226,29 @@ def test_a_disk_that_is_full_is_one_clear_error_and_leaves_nothing(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("words", "kind"),
+    ("message", "error"),
     [
         ("OSError: [Errno 28] No space left on device", DiskSpaceError),
         ("SafetensorError: Error while serializing: I/O error: No space left on device (os error 28)", DiskSpaceError),
         ("ValueError: something else", ConversionError),
     ],
 )
-def test_a_child_that_found_the_disk_full_says_so(words: str, kind: type[ModelError]) -> None:
-    with pytest.raises(kind, match="riting it"):
-        run_child([sys.executable, "-c", f"import sys; sys.exit({words!r})"], "Writing it", LogProgress())
+def test_run_child_distinguishes_a_full_disk_from_other_errors(message: str, error: type[ModelError]) -> None:
+    with pytest.raises(error, match="riting it"):
+        run_child([sys.executable, "-c", f"import sys; sys.exit({message!r})"], "Writing it", LogProgress())
 
 
-def test_what_replies_showed_is_not_kept_where_nothing_can_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    in_the_way(tmp_path, "cache")
+def test_reply_speeds_are_dropped_if_the_cache_is_not_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    block_folder(tmp_path, "cache")
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     speeds = ReplySpeeds(["model"])
     speeds.add("none", 0.1)
     assert speeds.paces() == {}
 
 
-def test_a_user_without_a_home_is_asked_for_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_home_folder_raises_an_error_that_names_the_cache_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "")
-    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # as for a user's number that is in no list
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # as for a user id without a passwd entry
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv(CACHE_VARIABLE, raising=False)
     with pytest.raises(ConfigurationError, match=CACHE_VARIABLE):
@@ -265,12 +261,12 @@ def test_a_user_without_a_home_is_asked_for_a_folder(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("name", ["~nobody-of-this-name/model", "~nobody-of-this-name"])
-def test_a_folder_of_a_user_that_there_is_not_is_no_model(name: str) -> None:
+def test_model_folder_of_an_unknown_user_raises_an_error(name: str) -> None:
     with pytest.raises((ModelNotFoundError, ConfigurationError)):
         choose_models(name, draft_wanted=False)
 
 
-def test_the_agent_without_a_home_is_told_what_to_name(
+def test_agent_command_without_a_home_folder_advises_the_checkpoints_option(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HOME", "")

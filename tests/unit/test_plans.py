@@ -1,4 +1,4 @@
-"""Plans as texts: their lines, the calls in them, and results in the place of their numbers."""
+"""Plans as texts: their lines, the calls in the lines, and results in place of references."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def read_file(name: str, first_line: int = 1) -> str:
     return ""
 
 
-TOOLS = {made.name: made for made in (sql, calculator, python, read_file)}
+TOOLS = {entry.name: entry for entry in (sql, calculator, python, read_file)}
 
 
-def arguments(line: str) -> dict[str, Any] | None:
-    _, read = parse_plan(f'Plan:\n1. sql("SELECT 1")\n2. {line}', TOOLS)
-    return read.arguments
+def parsed_arguments(line: str) -> dict[str, Any] | None:
+    _, second = parse_plan(f'Plan:\n1. sql("SELECT 1")\n2. {line}', TOOLS)
+    return second.arguments
 
 
 @pytest.mark.parametrize(
@@ -64,37 +64,37 @@ def arguments(line: str) -> dict[str, Any] | None:
         ('sql("a", "b")', None),
     ],
 )
-def test_a_call_is_read_as_it_stands(line: str, expected: dict[str, Any] | None) -> None:
-    assert arguments(line) == expected
+def test_arguments_of_a_call_are_parsed(line: str, expected: dict[str, Any] | None) -> None:
+    assert parsed_arguments(line) == expected
 
 
-def test_lines_that_are_no_calls_are_kept_for_a_model() -> None:
+def test_lines_without_a_call_of_a_known_tool_are_kept() -> None:
     text = 'I think.\n\nPlan:\n1. look at the table\n2. other("x")\n3. sql("SELECT $1")\nThat is all.'
     first, second, third = parse_plan(text, TOOLS)
     assert (first.tool, second.tool, third.tool) == (None, None, "sql")
     assert third.references == {1}
 
 
-def test_thoughts_are_no_plan() -> None:
+def test_numbered_lines_without_the_marker_are_no_plan() -> None:
     assert parse_plan('1. sql("SELECT 1")', TOOLS) == []
 
 
-def test_lines_that_copy_the_form_are_left_out_unless_another_names_them() -> None:
+def test_copied_lines_of_the_form_are_dropped_unless_another_line_references_them() -> None:
     lines = parse_plan('Plan:\n1. sql("SELECT 1")\n2. calculator(expression="... $1 ...")', TOOLS)
     assert [line.number for line in lines] == [1]
     lines = parse_plan('Plan:\n1. sql("...")\n2. calculator("$1 + 1")', TOOLS)
     assert [line.number for line in lines] == [1, 2]
-    assert len(parse_plan('Plan:\n1. sql("...")', TOOLS)) == 1, "the only line is not lost"
+    assert len(parse_plan('Plan:\n1. sql("...")', TOOLS)) == 1, "the only line is kept"
 
 
-def test_the_form_has_two_calls_with_open_arguments() -> None:
+def test_plan_form_has_two_calls_with_placeholder_arguments() -> None:
     lines = parse_plan(f"Plan:\n{plan_form(list(TOOLS.values()))}", TOOLS)
     assert [line.tool for line in lines] == ["sql", "read_file"]
     assert all(line.empty for line in lines)
     assert plan_form([sql]) == '1. sql(statement="...")'
 
 
-def test_a_line_that_names_its_own_result_or_a_later_one_is_left_open() -> None:
+def test_line_that_references_itself_or_a_later_line_is_incomplete() -> None:
     first, second, third = parse_plan('Plan:\n1. sql("SELECT $1")\n2. calculator("$1 * $3")\n3. sql("$9 $1")', TOOLS)
     assert (first.arguments, second.arguments) == (None, None)
     assert second.text == 'calculator("$1 * ...")'
@@ -102,33 +102,33 @@ def test_a_line_that_names_its_own_result_or_a_later_one_is_left_open() -> None:
     assert third.arguments == {"statement": "$9 $1"}, "no line has this number: it is an amount of money"
 
 
-def filled(line: str, **results: str) -> dict[str, Any] | None:
+def fill(line: str, **results: str) -> dict[str, Any] | None:
     *_, last = parse_plan(f'Plan:\n1. sql("a")\n2. sql("b")\n3. {line}', TOOLS)
     return last.filled({int(name[1:]): text for name, text in results.items()})
 
 
-def test_a_result_of_one_value_stands_in_a_text() -> None:
-    assert filled('calculator("$1 * ${2}")', r1="347", r2=" 2\n") == {"expression": "347 * 2"}
-    assert filled('calculator("$1 and $5.50")', r1="347") == {"expression": "347 and $5.50"}, "money is no reference"
+def test_result_of_one_value_replaces_a_reference_inside_a_text() -> None:
+    assert fill('calculator("$1 * ${2}")', r1="347", r2=" 2\n") == {"expression": "347 * 2"}
+    assert fill('calculator("$1 and $5.50")', r1="347") == {"expression": "347 and $5.50"}, "money is no reference"
 
 
-def test_a_long_result_is_a_whole_argument_or_a_models_part() -> None:
+def test_result_of_several_lines_replaces_only_a_whole_argument() -> None:
     rows = "a | b\n1 | 2"
-    assert filled('python("$1")', r1=rows) == {"code": rows}
-    assert filled('python("print($1)")', r1=rows) is None
+    assert fill('python("$1")', r1=rows) == {"code": rows}
+    assert fill('python("print($1)")', r1=rows) is None
     assert not is_value("x" * (MAX_VALUE_LENGTH + 1))
 
 
 @given(st.text(), st.integers())
-def test_what_is_written_as_python_is_read_as_it_was(text: str, number: int) -> None:
-    read = arguments(f"read_file(name={text!r}, first_line={number!r})")
-    left_open = not text.strip() or set(text.split()) <= {"...", "…"} or "<" in text or "$" in text or "…" in text
-    if not left_open and "..." not in text:
-        assert read == {"name": text, "first_line": number}
+def test_python_literals_are_parsed_to_their_values(text: str, number: int) -> None:
+    parsed = parsed_arguments(f"read_file(name={text!r}, first_line={number!r})")
+    incomplete = not text.strip() or set(text.split()) <= {"...", "…"} or "<" in text or "$" in text or "…" in text
+    if not incomplete and "..." not in text:
+        assert parsed == {"name": text, "first_line": number}
 
 
 @given(st.text(max_size=200))
-def test_no_text_breaks_the_reader(text: str) -> None:
+def test_parse_plan_accepts_any_text(text: str) -> None:
     for line in parse_plan(f"Plan:\n1. sql({text}", TOOLS):
         line.filled({1: "x", 2: "y\nz"})
         json.dumps(line.arguments, default=str)

@@ -9,16 +9,16 @@ from lookahead_agent.errors import PolicyError
 from lookahead_agent.policy import POLICIES, VerifierPolicy, as_policy
 
 
-def test_names() -> None:
+def test_policy_names_and_their_order() -> None:
     assert list(POLICIES) == ["off", "exact", "strict", "balanced", "fast", "specreason", "random"]
 
 
-def test_unknown_name_lists_the_known() -> None:
+def test_error_of_an_unknown_name_lists_the_known_names() -> None:
     with pytest.raises(PolicyError, match="off, exact, strict, balanced, fast"):
         as_policy("lenient")
 
 
-def test_fields_make_a_policy() -> None:
+def test_fields_of_a_policy_are_validated() -> None:
     assert as_policy({"verifier": "embedding", "similarity": 0.9}).similarity == 0.9
     with pytest.raises(PolicyError, match="depth"):
         as_policy({"depth": 17})
@@ -40,22 +40,22 @@ def test_fields_make_a_policy() -> None:
         {"verifier": "random", "score": 5},
     ],
 )
-def test_a_threshold_that_would_be_ignored_is_refused(fields: dict[str, object]) -> None:
+def test_field_that_the_verifier_ignores_is_rejected(fields: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match="does not use"):
         VerifierPolicy.model_validate(fields)
 
 
-def test_a_judge_that_would_never_be_asked_is_refused() -> None:
+def test_ask_judge_from_above_similarity_is_rejected() -> None:
     with pytest.raises(ValidationError, match="never be asked"):
         VerifierPolicy(similarity=0.5, ask_judge_from=0.6)
 
 
-def test_names_are_risks() -> None:
+def test_named_policies_have_risks() -> None:
     assert [POLICIES[name].risk for name in ("strict", "balanced", "fast")] == [0.02, 0.05, 0.1]
     assert [POLICIES[name].compares_results for name in ("strict", "balanced", "fast")] == [True, True, False]
 
 
-def test_who_names_a_threshold_gets_it_whatever_is_certified() -> None:
+def test_explicit_threshold_takes_precedence_over_a_certificate() -> None:
     assert as_policy("balanced:similarity=0.9").risk is None
     assert as_policy("balanced:risk=0.01:similarity=0.9").risk == 0.01
     assert as_policy("balanced:depth=2").risk == 0.05
@@ -76,12 +76,12 @@ def test_who_names_a_threshold_gets_it_whatever_is_certified() -> None:
         ({"width": 9}, "width"),
     ],
 )
-def test_values_that_cannot_work_are_refused(fields: dict[str, object], message: str) -> None:
+def test_unusable_values_are_rejected(fields: dict[str, object], message: str) -> None:
     with pytest.raises(PolicyError, match=re.escape(message)):
         as_policy(fields)
 
 
-def test_a_name_with_changes() -> None:
+def test_changes_after_a_name_are_applied_or_rejected() -> None:
     policy = as_policy("balanced:depth=8:width=2:early=false")
     assert (policy.name, policy.depth, policy.width, policy.early) == (
         "balanced:depth=8:width=2:early=false",
@@ -96,7 +96,7 @@ def test_a_name_with_changes() -> None:
     colons = as_policy(r"balanced:delimiter=/:|\n+/:depth=3")
     assert (colons.delimiter, colons.depth) == (re.compile(r":|\n+"), 3)
     assert as_policy("balanced:delimiter=/a/b:/").delimiter == re.compile("a/b:")
-    for wrong in (
+    for invalid in (
         "balanced:delimiter=/(/",
         "balanced:delimiter=/x?/",
         "balanced:delimiter=/(?:a?){1000000000}/",
@@ -110,14 +110,14 @@ def test_a_name_with_changes() -> None:
         "off:depth=2",
     ):
         with pytest.raises(PolicyError):
-            as_policy(wrong)
+            as_policy(invalid)
 
 
-def test_which_models_a_policy_needs() -> None:
+def test_policy_knows_whether_it_needs_a_judge_or_an_embedding_model() -> None:
     assert as_policy("cascade").asks_judge
     assert as_policy("cascade").embeds
     assert not as_policy("judge").embeds
-    assert as_policy("judge:risk=0.02").embeds, "a certificate may"
+    assert as_policy("judge:risk=0.02").embeds, "a certificate may select embeddings"
     assert not as_policy({"ask_judge_from": None}).asks_judge
     assert not as_policy({"ask_judge_from": 0.85}).asks_judge
     assert as_policy({"ask_judge_from": 0.0}).asks_judge
@@ -125,13 +125,13 @@ def test_which_models_a_policy_needs() -> None:
     assert as_policy("judge").asks_judge
 
 
-def test_a_policy_with_a_pattern_survives_json() -> None:
+def test_policy_with_a_pattern_round_trips_through_json() -> None:
     policy = VerifierPolicy(verifier="exact", delimiter=re.compile(r"\n+", re.MULTILINE))
-    again = VerifierPolicy.model_validate_json(policy.model_dump_json(exclude_unset=True))
-    assert again == policy
+    restored = VerifierPolicy.model_validate_json(policy.model_dump_json(exclude_unset=True))
+    assert restored == policy
 
 
 @pytest.mark.parametrize("pattern", ["(", "a" * 2001, "(?P<n>a)(?P<n>b)"])
-def test_what_is_no_pattern_in_json_is_refused(pattern: str) -> None:
+def test_invalid_pattern_in_json_is_rejected(pattern: str) -> None:
     with pytest.raises(PolicyError, match="pattern"):
         as_policy({"verifier": "exact", "delimiter": {"pattern": pattern, "flags": 0}})

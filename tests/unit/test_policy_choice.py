@@ -20,20 +20,20 @@ from tests.unit.chat import scripted_chat
 REPLY = "First this.\n\nThen that.\n\nIt is 4."
 
 
-def test_order_of_choice() -> None:
+def test_policy_of_the_call_precedes_those_of_config_node_and_model() -> None:
     llm = scripted_chat(REPLY, policies={"a": "strict"}, policy="fast")
 
-    def chosen(**changes: Any) -> tuple[str, str]:
+    def chosen_policy(**changes: Any) -> tuple[str, str]:
         policy = llm.policy_for(**{"policy": "off", "configurable": "exact", "node": "a", **changes})
         assert policy.rule is not None
         return policy.name, policy.rule
 
-    assert chosen() == ("off", "the call's own argument")
-    assert chosen(policy=None) == ("exact", 'config["configurable"]["lookahead_policy"]')
-    assert chosen(policy=None, configurable=None) == ("strict", "policies['a'], in the node 'a'")
-    other = {"policy": None, "configurable": None, "node": "b"}
-    assert chosen(**other) == ("fast", "the model's own policy: nothing else chooses one in the node 'b'")
-    assert chosen(**{**other, "node": ""})[1].endswith("outside a graph")
+    assert chosen_policy() == ("off", "the call's own argument")
+    assert chosen_policy(policy=None) == ("exact", 'config["configurable"]["lookahead_policy"]')
+    assert chosen_policy(policy=None, configurable=None) == ("strict", "policies['a'], in the node 'a'")
+    other_node = {"policy": None, "configurable": None, "node": "b"}
+    assert chosen_policy(**other_node) == ("fast", "the model's own policy: nothing else chooses one in the node 'b'")
+    assert chosen_policy(**{**other_node, "node": ""})[1].endswith("outside a graph")
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_order_of_choice() -> None:
         ("executor", None),
     ],
 )
-def test_the_longest_name_goes_first_and_then_the_first_pattern(path: str, key: str | None) -> None:
+def test_longest_name_precedes_the_first_matching_pattern(path: str, key: str | None) -> None:
     keys = ["research:*", "*planner", "planner", "research:planner"]
     assert matching_key(keys, path) == key
 
@@ -63,13 +63,13 @@ def test_the_longest_name_goes_first_and_then_the_first_pattern(path: str, key: 
         (None, "planner"),
     ],
 )
-def test_the_path_of_a_node(namespace: str | None, path: str) -> None:
+def test_node_path_joins_the_names_of_nested_nodes(namespace: str | None, path: str) -> None:
     metadata = {"langgraph_node": "planner", "langgraph_checkpoint_ns": namespace}
     assert node_path(metadata) == path
     assert node_path({}) == ""
 
 
-def test_explanations() -> None:
+def test_explanation_states_the_policy_and_the_rule_that_chose_it() -> None:
     llm = scripted_chat(REPLY, policies={"plan*": "balanced", "executor": "off"})
     assert llm.policy_for("planner").explain() == (
         "balanced: steps ahead where that is fastest; a draft step is accepted if it has a similarity of 0.56 to the "
@@ -88,7 +88,7 @@ class State(TypedDict, total=False):
 
 
 def graph_of(llm: ChatLookahead, **nodes: Any) -> Any:
-    """A line of nodes; a node is True to call the model, or a compiled graph."""
+    """A graph of nodes in sequence; a node is True to call the model, or a compiled graph."""
     graph = StateGraph(State)
     for name, inner in nodes.items():
         graph.add_node(name, (lambda state: {"messages": [llm.invoke("What is it?")]}) if inner is True else inner)
@@ -107,7 +107,7 @@ CALL = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
 
 
 def reply_to(prompt: str) -> str:
-    """A tool call, once, for whoever has tools."""
+    """A tool call if the prompt has tools and no result yet, else the reply."""
     return CALL if "tools:" in prompt and "tool: 3" not in prompt else REPLY
 
 
@@ -120,9 +120,9 @@ POLICIES = {
 }
 
 
-def used(messages: list[AnyMessage]) -> list[tuple[str, str]]:
-    figures = [message.response_metadata["lookahead"] for message in messages if isinstance(message, AIMessage)]
-    return [(entry["path"], entry["policy"]) for entry in figures]
+def paths_and_policies(messages: list[AnyMessage]) -> list[tuple[str, str]]:
+    metadata = [message.response_metadata["lookahead"] for message in messages if isinstance(message, AIMessage)]
+    return [(entry["path"], entry["policy"]) for entry in metadata]
 
 
 EXPECTED = [
@@ -136,7 +136,7 @@ EXPECTED = [
 ]
 
 
-def everything(llm: ChatLookahead) -> Any:
+def nested_graph(llm: ChatLookahead) -> Any:
     return graph_of(
         llm,
         planner=True,
@@ -150,13 +150,13 @@ def everything(llm: ChatLookahead) -> Any:
 
 def test_every_node_has_its_policy_in_subgraphs_and_agents_on_ten_threads() -> None:
     llm = scripted_chat(reply_to, policies=POLICIES)
-    graph = everything(llm)
+    graph = nested_graph(llm)
     llm.check_policies(graph)
-    together = threading.Barrier(10)
+    barrier = threading.Barrier(10)
 
     def run(number: int) -> list[tuple[str, str]]:
-        together.wait()
-        return used(graph.invoke({"messages": [HumanMessage(f"Question {number}?")]})["messages"])
+        barrier.wait()
+        return paths_and_policies(graph.invoke({"messages": [HumanMessage(f"Question {number}?")]})["messages"])
 
     with ThreadPoolExecutor(10) as threads:
         for result in threads.map(run, range(10)):
@@ -164,22 +164,22 @@ def test_every_node_has_its_policy_in_subgraphs_and_agents_on_ten_threads() -> N
 
 
 async def test_every_node_has_its_policy_when_the_graph_is_streamed() -> None:
-    graph = everything(scripted_chat(reply_to, policies=POLICIES))
+    graph = nested_graph(scripted_chat(reply_to, policies=POLICIES))
     final: dict[str, Any] = {}
     async for mode, data in graph.astream({"messages": [HumanMessage("?")]}, stream_mode=["messages", "values"]):
         final = data if mode == "values" else final
-    assert used(final["messages"]) == EXPECTED
+    assert paths_and_policies(final["messages"]) == EXPECTED
 
 
-def test_entries_without_a_node_are_found_when_the_graph_is_checked() -> None:
-    graph = everything(scripted_chat(REPLY))
+def test_check_policies_rejects_entries_without_a_node() -> None:
+    graph = nested_graph(scripted_chat(REPLY))
     for key in ("planer", "research:executor", "x*"):
         llm = scripted_chat(REPLY, policies={"planner": "exact", key: "off"})
         with pytest.raises(PolicyError, match="research:planner"):
             llm.check_policies(graph)
 
 
-def test_the_middleware_tells_planning_from_acting() -> None:
+def test_middleware_distinguishes_planning_from_acting() -> None:
     llm = scripted_chat(reply_to)
     for middleware, names in (
         (LookaheadPolicyMiddleware("fast", "off"), ["fast", "off"]),
@@ -187,15 +187,15 @@ def test_the_middleware_tells_planning_from_acting() -> None:
     ):
         agent = create_agent(llm, [add], middleware=[middleware])
         result = agent.invoke({"messages": [HumanMessage("1 + 2?")]})
-        assert [policy for _, policy in used(result["messages"])] == names
+        assert [policy for _, policy in paths_and_policies(result["messages"])] == names
 
 
-async def test_the_middleware_in_an_event_loop() -> None:
+async def test_middleware_works_in_ainvoke() -> None:
     agent = create_agent(scripted_chat(reply_to), [add], middleware=[LookaheadPolicyMiddleware("fast", "off")])
     result = await agent.ainvoke({"messages": [HumanMessage("1 + 2?")]})
-    assert [policy for _, policy in used(result["messages"])] == ["fast", "off"]
+    assert [policy for _, policy in paths_and_policies(result["messages"])] == ["fast", "off"]
 
 
-def test_the_middleware_refuses_what_cannot_work() -> None:
+def test_middleware_rejects_an_unknown_policy() -> None:
     with pytest.raises(PolicyError):
         LookaheadPolicyMiddleware("lenient")
