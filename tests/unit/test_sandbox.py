@@ -403,7 +403,7 @@ def test_files_of_every_kind_count_against_the_limit(isolation: Isolation) -> No
     assert "File too large" in none
 
 
-# Pages 1 GiB apart: their page tables take more memory than the pages, and no address space.
+# Pages 1 GiB apart: page tables, which are no address space, take more memory than the pages.
 PAGE_TABLES = """
 import ctypes
 libc = ctypes.CDLL(None)

@@ -463,7 +463,7 @@ def policies() -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
         *("certified", "a" * 3000, "\x7f", "off" + ":a=/" * 2000, "{target.__class__}", "caf\xe9"),
     ]
     for name in names:
-        if name == name.strip() and name.isprintable():  # httpx rejects the others
+        if name == name.strip() and name.isprintable():  # the HTTP client rejects the others
             yield {"X-Lookahead-Policy": name}, {}
             yield {"X-Lookahead-Node": name}, {}
         yield {}, {"policy": name}
