@@ -1,4 +1,4 @@
-"""One reader for streams and whole replies: however a reply is cut to pieces, it says the same."""
+"""`ReplyReader` parses a reply identically, however it is split into chunks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.replies import FORMATS, TAGS, cuts_of, read, replies_in, said
 from tests.unit.test_tool_parsers import tokenizer_with
 
 EXAMPLES = int(os.environ.get("READER_EXAMPLES", "120"))
-"""Generated replies for each format."""
+"""Number of generated replies per format."""
 
 
 @pytest.fixture(scope="module")
@@ -28,14 +28,14 @@ def parsers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ToolParser]:
     return {name: choose_tool_parser(name, tokenizer) for name in FORMATS}
 
 
-def completed(arguments: str) -> bool:
-    """Whether LangChain, or another client, makes arguments of what is none."""
-    for reader in (json.loads, parse_partial_json):
+def parses_as_arguments(arguments: str) -> bool:
+    """Whether LangChain or another client would parse arguments from this text."""
+    for parse in (json.loads, parse_partial_json):
         try:
-            value = reader(arguments)
+            value = parse(arguments)
         except ValueError:
             continue
-        if value is not None or reader is json.loads:
+        if value is not None or parse is json.loads:
             return True
     return not arguments
 
@@ -45,7 +45,7 @@ def completed(arguments: str) -> bool:
     max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.large_base_example]
 )
 @given(data=st.data(), truncated=st.booleans(), tags=st.sampled_from([None, TAGS]), inside=st.booleans())
-def test_pieces_read_as_the_whole(
+def test_a_reply_in_chunks_parses_like_the_whole_reply(
     name: str,
     parsers: dict[str, ToolParser],
     data: st.DataObject,
@@ -56,23 +56,23 @@ def test_pieces_read_as_the_whole(
     text = data.draw(replies_in(name))
     inside = inside and tags is not None
     reply = read(text, parser=parsers[name], tags=tags, inside=inside, cut=truncated)
-    in_pieces = read(text, data.draw(cuts_of(text)), parser=parsers[name], tags=tags, inside=inside, cut=truncated)
-    assert said(in_pieces) == said(reply)
+    chunked = read(text, data.draw(cuts_of(text)), parser=parsers[name], tags=tags, inside=inside, cut=truncated)
+    assert said(chunked) == said(reply)
     for call in reply.parsed.tool_calls:
         assert call["name"]
         json.dumps(call["args"], ensure_ascii=False, allow_nan=False).encode()
     for invalid in reply.parsed.invalid_tool_calls:
         assert invalid["error"]
         assert invalid["args"] is not None
-        assert not completed(as_invalid_json(invalid["args"]))
+        assert not parses_as_arguments(as_invalid_json(invalid["args"]))
 
 
-@given(pieces=st.lists(st.sampled_from(["\n", "\n\n", " ", "```", "a\n", "<think>", "<tool_call>", "`", "b"])))
-def test_without_tags_and_tools_each_piece_is_passed_on_as_it_is(pieces: list[str]) -> None:
-    """Clients that count tokens by pieces, and people who read code as it is written, wait for no line's end."""
-    passed: list[str] = []
-    reader = ReplyReader(None, False, False, None, [], lambda piece: passed.append(piece.text))
-    for number, piece in enumerate(pieces, 1):
-        reader.push(piece)
-        assert passed == pieces[:number]
-    assert reader.finish(truncated=False).parsed.content == "".join(pieces)
+@given(chunks=st.lists(st.sampled_from(["\n", "\n\n", " ", "```", "a\n", "<think>", "<tool_call>", "`", "b"])))
+def test_without_tags_and_tools_every_chunk_is_streamed_at_once(chunks: list[str]) -> None:
+    """No chunk waits for the end of its line: clients count tokens by chunks, and people read code live."""
+    streamed: list[str] = []
+    reader = ReplyReader(None, False, False, None, [], lambda chunk: streamed.append(chunk.text))
+    for number, chunk in enumerate(chunks, 1):
+        reader.push(chunk)
+        assert streamed == chunks[:number]
+    assert reader.finish(truncated=False).parsed.content == "".join(chunks)

@@ -46,7 +46,7 @@ async def text(engine: Engine, prompt: str = "?", **sampling: Any) -> str:
     return engine.tokenizer.decode(ids)
 
 
-async def test_tokens_come_as_they_are(tokenizer: HFTokenizer) -> None:
+async def test_token_ids_and_finish_reasons_pass_through_unchanged(tokenizer: HFTokenizer) -> None:
     server = FakeServer(tokenizer, REPLY)
     engine = engine_on({"one": server}, tokenizer)
     await engine.connect()
@@ -60,22 +60,22 @@ async def test_tokens_come_as_they_are(tokenizer: HFTokenizer) -> None:
 
 
 @pytest.mark.parametrize("cached", [None, 0, 7])
-async def test_a_server_may_tell_what_it_had_of_a_prompt(tokenizer: HFTokenizer, cached: int | None) -> None:
+async def test_the_last_delta_has_the_count_of_cached_tokens(tokenizer: HFTokenizer, cached: int | None) -> None:
     server = FakeServer(tokenizer, REPLY)
     server.cached = cached
     engine = engine_on({"one": server}, tokenizer)
     await engine.connect()
-    for most in (50, 2):
-        found = await deltas(engine, max_tokens=most)
+    for limit in (50, 2):
+        found = await deltas(engine, max_tokens=limit)
         assert [delta.cached_tokens for delta in found] == [*[None] * (len(found) - 1), cached]
-        assert found[-1].finish_reason is not None, "whoever reads no further has it by then"
-    assert ("stream_options" in server.requests[-1]) == (cached is not None), "others may refuse the option"
+        assert found[-1].finish_reason is not None, "a reader may stop at the finish reason"
+    assert ("stream_options" in server.requests[-1]) == (cached is not None), "other servers may reject the option"
     reply = await lookahead(ReplyRequest(tuple(tokenizer.encode("?")), Sampling(max_tokens=50)), engine)
     assert tokenizer.decode(reply.token_ids) == REPLY
     assert (reply.report.target_prompt.total, reply.report.target_prompt.cached) == (1, cached)
 
 
-async def test_what_is_asked_of_the_server(tokenizer: HFTokenizer) -> None:
+async def test_sampling_options_are_sent_in_the_request_body(tokenizer: HFTokenizer) -> None:
     server = FakeServer(tokenizer, REPLY)
     engine = engine_on({"one": server}, tokenizer)
     await engine.connect()
@@ -89,24 +89,24 @@ async def test_what_is_asked_of_the_server(tokenizer: HFTokenizer) -> None:
     }  # fmt: skip
     assert body["response_format"]["json_schema"]["schema"] == {"type": "object"}
     await deltas(engine)
-    assert "top_k" not in server.requests[-1], "servers that do not know an option are not asked for it in vain"
+    assert "top_k" not in server.requests[-1], "unset options are omitted: some servers reject unknown ones"
     with pytest.raises(ConfigurationError, match="regex"):
         await deltas(engine, structured={"regex": "a"})
 
 
 @pytest.mark.parametrize("takes_ids", [True, False])
-async def test_a_server_that_tells_only_texts(tokenizer: HFTokenizer, takes_ids: bool) -> None:
+async def test_a_text_only_server_still_writes_the_reply(tokenizer: HFTokenizer, takes_ids: bool) -> None:
     server = FakeServer(tokenizer, REPLY, tells_ids=False, takes_ids=takes_ids)
     engine = engine_on({"one": server}, tokenizer)
     await engine.connect()
-    assert engine.tokenizer.fingerprint != tokenizer.fingerprint, "nobody may exchange token ids with it"
+    assert engine.tokenizer.fingerprint != tokenizer.fingerprint, "its token ids cannot be exchanged"
     assert await text(engine) == REPLY
     assert isinstance(server.requests[-1]["prompt"], list if takes_ids else str)
     reply = await lookahead(ReplyRequest(tuple(tokenizer.encode("?")), Sampling(max_tokens=50)), engine)
     assert reply.text == REPLY
 
 
-async def test_a_server_that_counts_other_tokens_gets_texts(tokenizer: HFTokenizer) -> None:
+async def test_a_server_that_counts_tokens_differently_gets_text_prompts(tokenizer: HFTokenizer) -> None:
     server = FakeServer(tokenizer, REPLY, tells_ids=False)
     server.counts = 2
     engine = engine_on({"one": server}, tokenizer)
@@ -115,7 +115,7 @@ async def test_a_server_that_counts_other_tokens_gets_texts(tokenizer: HFTokeniz
     assert isinstance(server.requests[-1]["prompt"], str)
 
 
-async def test_a_server_that_refuses_what_it_does_not_know(tokenizer: HFTokenizer) -> None:
+async def test_a_server_that_rejects_return_token_ids_still_works(tokenizer: HFTokenizer) -> None:
     server = FakeServer(tokenizer, REPLY, tells_ids=False)
 
     def strict(request: httpx.Request) -> httpx.Response:
@@ -128,16 +128,16 @@ async def test_a_server_that_refuses_what_it_does_not_know(tokenizer: HFTokenize
     assert await text(engine) == REPLY
 
 
-async def test_behind_such_a_server_a_tool_parser_is_not_ignored(tokenizer: HFTokenizer) -> None:
+async def test_a_text_only_server_still_validates_the_tool_parser(tokenizer: HFTokenizer) -> None:
     engine = engine_on({"one": FakeServer(tokenizer, REPLY, tells_ids=False)}, tokenizer)
     await engine.connect()
-    assert engine.tokenizer.fingerprint != tokenizer.fingerprint, "nobody exchanges token ids with it"
+    assert engine.tokenizer.fingerprint != tokenizer.fingerprint, "its token ids cannot be exchanged"
     assert isinstance(choose_tool_parser(None, engine.tokenizer), JsonToolParser)
     with pytest.raises(ConfigurationError, match="no_such_parser"):
         choose_tool_parser("no_such_parser", engine.tokenizer)
 
 
-async def test_steps_are_exchanged_as_text_with_such_a_draft(tokenizer: HFTokenizer) -> None:
+async def test_steps_are_exchanged_as_text_with_a_text_only_draft(tokenizer: HFTokenizer) -> None:
     target = engine_on({"one": FakeServer(tokenizer, REPLY)}, tokenizer)
     draft = engine_on({"two": FakeServer(tokenizer, REPLY, tells_ids=False)}, tokenizer)
     for engine in (target, draft):
@@ -149,24 +149,24 @@ async def test_steps_are_exchanged_as_text_with_such_a_draft(tokenizer: HFTokeni
     assert reply.report.speculation_disabled is None
 
 
-async def test_the_models_name(tokenizer: HFTokenizer) -> None:
+async def test_an_unknown_model_name_is_accepted_only_by_a_server_with_one_model(tokenizer: HFTokenizer) -> None:
     server = FakeServer(tokenizer, REPLY)
     engine = engine_on({"one": server}, tokenizer, model="other name")
     await engine.connect()
     await deltas(engine)
-    assert server.requests[-1]["model"] == "model", "a server's only model is meant"
+    assert server.requests[-1]["model"] == "model", "the only model of the server is used"
     server.models.append({"id": "second"})
     with pytest.raises(ConfigurationError, match="it has model, second"):
         await engine_on({"one": server}, tokenizer, model="other name").connect()
 
 
-async def test_another_tokenizer_is_found_out(tokenizer: HFTokenizer, tmp_path: Path) -> None:
+async def test_connect_rejects_a_server_with_another_tokenizer(tokenizer: HFTokenizer, tmp_path: Path) -> None:
     other = tokenizer_in(tmp_path, [*WORDS[:2], *reversed(WORDS[2:])])
     with pytest.raises(ConfigurationError, match="another tokenizer"):
         await engine_on({"one": FakeServer(tokenizer, REPLY)}, other).connect()
 
 
-async def test_log_probabilities(tokenizer: HFTokenizer) -> None:
+async def test_logprobs_work_with_every_server_and_prompt_logprobs_only_with_vllm(tokenizer: HFTokenizer) -> None:
     for tells_ids in (True, False):
         engine = engine_on({"one": FakeServer(tokenizer, REPLY, tells_ids=tells_ids)}, tokenizer)
         await engine.connect()
@@ -179,7 +179,7 @@ async def test_log_probabilities(tokenizer: HFTokenizer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "message", "kind"),
+    ("status", "message", "error_type"),
     [
         (400, "the maximum context length is 100", ContextLengthError),
         (400, "unknown field", ConfigurationError),
@@ -188,18 +188,18 @@ async def test_log_probabilities(tokenizer: HFTokenizer) -> None:
         (500, "out of memory", EngineError),
     ],
 )
-async def test_refusals_are_not_tried_again(
-    tokenizer: HFTokenizer, status: int, message: str, kind: type[Exception]
+async def test_client_and_server_errors_raise_without_a_retry(
+    tokenizer: HFTokenizer, status: int, message: str, error_type: type[Exception]
 ) -> None:
     server = FakeServer(tokenizer, REPLY)
     server.answers = [httpx.Response(status, json={"error": {"message": message}})]
-    with pytest.raises(kind, match=message):
+    with pytest.raises(error_type, match=message):
         await deltas(engine_on({"one": server}, tokenizer))
     assert server.requests == []
 
 
 @pytest.mark.parametrize(
-    ("error", "kind"),
+    ("error", "error_type"),
     [
         ({"message": "a schema is refused", "type": "BadRequestError", "code": 400}, ConfigurationError),
         ({"message": "a schema is refused", "type": "InternalServerError", "code": 500}, EngineError),
@@ -207,23 +207,25 @@ async def test_refusals_are_not_tried_again(
         ("a schema is refused", EngineError),
     ],
 )
-async def test_an_error_in_a_stream_is_whose_it_is(tokenizer: HFTokenizer, error: Any, kind: type[Exception]) -> None:
+async def test_an_error_code_in_a_stream_sets_the_exception(
+    tokenizer: HFTokenizer, error: Any, error_type: type[Exception]
+) -> None:
     server = FakeServer(tokenizer, REPLY)
     engine = engine_on({"one": server}, tokenizer)
     await engine.connect()
     server.answers = [httpx.Response(200, text=f"data: {json.dumps({'error': error})}\n\n")]
-    with pytest.raises(kind, match="a schema is refused"):
+    with pytest.raises(error_type, match="a schema is refused"):
         await deltas(engine, structured={"json": {"type": "str"}})
 
 
-async def test_a_full_context_is_noticed_here(tokenizer: HFTokenizer) -> None:
+async def test_a_prompt_beyond_the_context_raises_on_the_client(tokenizer: HFTokenizer) -> None:
     engine = engine_on({"one": FakeServer(tokenizer, REPLY)}, tokenizer)
     await engine.connect()
     with pytest.raises(ContextLengthError):
         await deltas(engine, "a" * 100)
 
 
-def test_a_busy_server_is_asked_again_when_it_says(tokenizer: HFTokenizer) -> None:
+def test_busy_servers_are_retried_after_retry_after_or_a_backoff(tokenizer: HFTokenizer) -> None:
     server = FakeServer(tokenizer, REPLY)
     busy = httpx.Response(429, headers={"Retry-After": "3"}, json={"error": {"message": "busy"}})
     server.answers = [busy, httpx.Response(503, text="starting")]
@@ -232,12 +234,12 @@ def test_a_busy_server_is_asked_again_when_it_says(tokenizer: HFTokenizer) -> No
     async def run() -> tuple[str, float]:
         return await text(engine), asyncio.get_running_loop().time()
 
-    written, seconds = run_in_virtual_time(run())
-    assert written == REPLY
-    assert 3.3 < seconds < 3.8, "3 s, then about half a second"
+    reply, seconds = run_in_virtual_time(run())
+    assert reply == REPLY
+    assert 3.3 < seconds < 3.8, "Retry-After, then a backoff of about half a second"
 
 
-def test_retries_end(tokenizer: HFTokenizer) -> None:
+def test_retries_end_at_max_retries(tokenizer: HFTokenizer) -> None:
     server = FakeServer(tokenizer, REPLY)
     server.down = True
 
@@ -252,7 +254,7 @@ def test_retries_end(tokenizer: HFTokenizer) -> None:
         asyncio.run(engine_on({"one": server}, tokenizer, max_retries=0).connect())
 
 
-async def test_a_server_that_goes_and_comes_back(tokenizer: HFTokenizer) -> None:
+async def test_healthy_follows_a_server_that_goes_down_and_returns(tokenizer: HFTokenizer) -> None:
     server = FakeServer(tokenizer, REPLY)
     engine = engine_on({"one": server}, tokenizer, max_retries=0)
     server.down = True
@@ -264,7 +266,7 @@ async def test_a_server_that_goes_and_comes_back(tokenizer: HFTokenizer) -> None
     assert engine.healthy
 
 
-async def test_a_reply_that_breaks_off_fails_and_is_not_written_twice(tokenizer: HFTokenizer) -> None:
+async def test_a_connection_lost_during_a_reply_fails_without_a_retry(tokenizer: HFTokenizer) -> None:
     server = FakeServer(tokenizer, REPLY)
     server.breaks_after = 4
     with pytest.raises(EngineError, match="cannot be reached"):
@@ -275,14 +277,14 @@ async def test_a_reply_that_breaks_off_fails_and_is_not_written_twice(tokenizer:
 async def test_closing_a_generator_closes_the_connection(tokenizer: HFTokenizer) -> None:
     server = FakeServer(tokenizer, REPLY)
     engine = engine_on({"one": server}, tokenizer)
-    running = engine.generate(tokenizer.encode("?"), Sampling(max_tokens=50))
-    await anext(running)
+    generation = engine.generate(tokenizer.encode("?"), Sampling(max_tokens=50))
+    await anext(generation)
     assert (engine.in_flight, server.open) == (1, 1)
-    await running.aclose()
+    await generation.aclose()
     assert (engine.in_flight, server.open) == (0, 0)
 
 
-async def test_a_draft_server_that_goes_and_comes_back(tokenizer: HFTokenizer) -> None:
+async def test_an_unreachable_draft_disables_speculation_only_for_that_reply(tokenizer: HFTokenizer) -> None:
     target = engine_on({"one": FakeServer(tokenizer, REPLY)}, tokenizer)
     server = FakeServer(tokenizer, REPLY)
     draft = engine_on({"two": server}, tokenizer, max_retries=0)
@@ -295,22 +297,22 @@ async def test_a_draft_server_that_goes_and_comes_back(tokenizer: HFTokenizer) -
         assert target.in_flight == draft.in_flight == 0
 
 
-async def test_embeddings_from_a_server() -> None:
+async def test_remote_embedder_batches_pairs_and_returns_cosine_similarities() -> None:
     vectors = {"x": [1.0, 0.0], "y": [1.0, 1.0], "none": [0.0, 0.0]}
     bodies: list[dict[str, Any]] = []
 
-    def answer(request: httpx.Request) -> httpx.Response:
+    def respond(request: httpx.Request) -> httpx.Response:
         import json
 
         bodies.append(json.loads(request.content))
         data = [{"index": n, "embedding": vectors[text]} for n, text in enumerate(bodies[-1]["input"])]
         return httpx.Response(200, json={"data": data[::-1]})
 
-    embedder = RemoteEmbedder(RemoteModel("http://one/v1", "minilm"), httpx.MockTransport(answer))
+    embedder = RemoteEmbedder(RemoteModel("http://one/v1", "minilm"), httpx.MockTransport(respond))
     pairs = [("x", "x"), ("x", "y"), ("x", "none")]
     values = await asyncio.gather(*(embedder.similarity(*pair) for pair in pairs))
     assert values == [pytest.approx(1.0), pytest.approx(0.5**0.5), 0.0]
-    assert len(bodies) < len(pairs), "pairs that wait go together"
+    assert len(bodies) < len(pairs), "waiting pairs share a request"
     assert bodies[0]["model"] == "minilm"
     bad = httpx.MockTransport(lambda _: httpx.Response(200, json={}))
     with pytest.raises(EngineError, match="/embeddings"):

@@ -1,4 +1,4 @@
-"""The speed of replies is kept by configuration, and other programs' share of the cores is told apart from ours."""
+"""Reply speeds are stored per configuration, and the CPU share of other processes is measured separately."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_speeds_are_kept_by_configuration(cache: Path) -> None:
+def test_speeds_are_stored_per_configuration(cache: Path) -> None:
     speeds = ReplySpeeds(["target", "draft"])
     assert speeds.paces() == {}
     speeds.add("shared_draft", 0.1)
     speeds.add("shared_draft", 0.1)
-    assert speeds.paces() == {}, "two may be chance"
+    assert speeds.paces() == {}, "two samples are too few"
     for _ in range(3):
-        speeds.add("shared_draft", 9.0)  # another program used the cores
+        speeds.add("shared_draft", 9.0)  # another process used the cores
     assert speeds.acceptance_rate() is None
     for _ in range(3):
         speeds.add("none", 0.2, acceptance_rate=0.9)
@@ -43,15 +43,15 @@ def test_speeds_are_kept_by_configuration(cache: Path) -> None:
     assert speeds.paces() == {}
 
 
-def test_shares_are_of_all_cores_that_may_be_used() -> None:
+def test_the_share_of_other_processes_is_relative_to_all_available_cores() -> None:
     cores = len(available_cores())
     began = CPUTime(total=10.0, own=4.0, at=100.0)
     assert CPUTime(10.0 + 4 * cores, 4.0 + 2.5 * cores, 105.0).share_of_others(began) == pytest.approx(0.3)
-    assert CPUTime(14.0, 8.5, 105.0).share_of_others(began) == 0.0, "clocks that differ are no program's"
+    assert CPUTime(14.0, 8.5, 105.0).share_of_others(began) == 0.0, "clock skew is no load of other processes"
     assert began.share_of_others(began) == 0.0
 
 
-def test_work_of_a_child_is_its_own() -> None:
+def test_cpu_time_of_a_child_process_counts_as_own() -> None:
     began = CPUTime.now()
     child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:

@@ -1,4 +1,4 @@
-"""What makes two steps come to different results."""
+"""`different_results` compares the numbers, units and equations of two steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from lookahead_agent.verifiers.results import different_results
 
-SAME = [
+EQUIVALENT = [
     ("It costs $1,250.50.", "The price is 1250.5 dollars."),
     ("That is 12 dollars.", "That is $12."),
     ("\\frac{3}{4} of 8 is 6", "3/4 of 8 is 6"),
@@ -52,8 +52,8 @@ EQUATIONS = [
 ]
 
 
-@pytest.mark.parametrize(("first", "second"), SAME)
-def test_the_same_results(first: str, second: str) -> None:
+@pytest.mark.parametrize(("first", "second"), EQUIVALENT)
+def test_equivalent_results_have_no_difference(first: str, second: str) -> None:
     assert different_results(first, second) is None
     assert different_results(second, first) is None
 
@@ -61,11 +61,11 @@ def test_the_same_results(first: str, second: str) -> None:
 @pytest.mark.parametrize(
     ("first", "second", "difference"),
     [
-        (*pair, name)
-        for name, pairs in (("numbers", NUMBERS), ("units", UNITS), ("equations", EQUATIONS))
+        (*pair, kind)
+        for kind, pairs in (("numbers", NUMBERS), ("units", UNITS), ("equations", EQUATIONS))
         for pair in pairs
     ],
 )
-def test_other_results(first: str, second: str, difference: str) -> None:
+def test_different_results_name_the_kind_of_difference(first: str, second: str, difference: str) -> None:
     assert different_results(first, second) == f"different {difference}"
     assert different_results(second, first) == f"different {difference}"

@@ -28,7 +28,7 @@ from tests.waiting import becomes
 
 
 class Pool:
-    """Starts scripted engines where the real pool starts vLLM."""
+    """Starts scripted engines instead of vLLM."""
 
     def __init__(self, failing: str = "") -> None:
         self.started: list[VLLMConfig] = []
@@ -43,13 +43,13 @@ class Pool:
         return ScriptedEngine(TOKENIZER, [])
 
     def release(self, config: VLLMConfig) -> None:
-        # A runtime of an earlier test may be collected now: what it had was not from here.
+        # The runtime of an earlier test may be collected now and release engines of another pool.
         if config in self.started:
             self.held.remove(config)
 
 
-class Together(Pool):
-    """Each start waits for the other."""
+class ConcurrentStarts(Pool):
+    """Each start waits for the other one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,8 +61,8 @@ class Together(Pool):
 
 
 @pytest.fixture(autouse=True)
-def _collected() -> None:
-    """Runtimes of earlier tests let their engines go before this one has a pool, and not in the middle of it."""
+def _collect_earlier_runtimes() -> None:
+    """Runtimes of earlier tests release their engines before this test has a pool."""
     gc.collect()
 
 
@@ -80,29 +80,29 @@ HUB: list[Path] = []
 CPU = Platform(on_cpu=True, int8=False)
 
 
-def fetched(facts: ModelFacts, _: object) -> Path:
-    """A model's folder, without weights."""
+def model_folder(facts: ModelFacts, _: object) -> Path:
+    """The folder of a model, without weights."""
     folder = HUB[-1] / facts.hub_id
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text("{}")
     return folder
 
 
-def as_it_is(folder: Path | None) -> Weights | None:
+def unconverted(folder: Path | None) -> Weights | None:
     return Weights(folder, None, {}) if folder is not None else None
 
 
-def plainly(wanted: RuntimeSpec, target: Path | None, draft: Path | None, _: object) -> EngineSetup:
-    """Arranges what is wanted without a look at the machine."""
-    return EngineSetup(as_it_is(target), as_it_is(draft) if wanted.draft_engine else None, wanted.draft_engine)
+def select_requested(spec: RuntimeSpec, target: Path | None, draft: Path | None, _: object) -> EngineSetup:
+    """Select the requested setup without a look at the hardware."""
+    return EngineSetup(unconverted(target), unconverted(draft) if spec.draft_engine else None, spec.draft_engine)
 
 
-def loaders(pool: Pool, select: Any = plainly, **given: Any) -> Loaders:
-    return Loaders(fetched, select, pool=pool, platform=CPU, **given)  # type: ignore[arg-type]
+def loaders(pool: Pool, select: Any = select_requested, **options: Any) -> Loaders:
+    return Loaders(model_folder, select, pool=pool, platform=CPU, **options)  # type: ignore[arg-type]
 
 
-def both(runtime: Runtime) -> Runtime:
-    """The runtime with a draft in an engine of its own."""
+def with_own_draft(runtime: Runtime) -> Runtime:
+    """Give the runtime a draft in a separate engine."""
     runtime.launcher.setup = EngineSetup(draft_engine=True)
     return runtime
 
@@ -110,23 +110,23 @@ def both(runtime: Runtime) -> Runtime:
 @pytest.mark.skipif(not runs_on_cpu(), reason="cores are chosen for CPU engines only")
 def test_cores_are_divided_between_target_and_draft() -> None:
     runtime = Runtime(RuntimeSpec(MODELS), expects_draft=True)
-    both(runtime)
+    with_own_draft(runtime)
     target, draft = share_cores(available_cores(), with_draft=True)
     assert runtime.launcher.config("target", FOLDER, {}).cores == binding(target)
     assert runtime.launcher.config("draft", FOLDER, {}).cores == binding(draft)
 
 
 @pytest.mark.skipif(not runs_on_cpu(), reason="cores are chosen for CPU engines only")
-def test_a_target_alone_has_all_cores_and_cores_can_be_given() -> None:
+def test_a_lone_target_gets_all_cores_and_explicit_cores_win() -> None:
     alone = Runtime(RuntimeSpec(MODELS), expects_draft=False)
     assert alone.launcher.config("target", FOLDER, {}).cores == binding(available_cores())
-    given = Runtime(RuntimeSpec(MODELS, cores=("1", "0")), expects_draft=True)
-    both(given)
-    assert given.launcher.config("target", FOLDER, {}).cores == "1"
-    assert given.launcher.config("draft", FOLDER, {}).cores == "0"
+    explicit = Runtime(RuntimeSpec(MODELS, cores=("1", "0")), expects_draft=True)
+    with_own_draft(explicit)
+    assert explicit.launcher.config("target", FOLDER, {}).cores == "1"
+    assert explicit.launcher.config("draft", FOLDER, {}).cores == "0"
 
 
-def test_engine_arguments_go_to_their_engine() -> None:
+def test_engine_arguments_reach_only_their_own_engine() -> None:
     spec = RuntimeSpec(MODELS, {"dtype": "float32"}, {"max_num_seqs": 4})
     runtime = Runtime(spec, expects_draft=True)
     target, draft = (dict(runtime.launcher.config(role, FOLDER, {}).arguments) for role in ("target", "draft"))
@@ -135,13 +135,13 @@ def test_engine_arguments_go_to_their_engine() -> None:
     assert draft["max_num_seqs"] == 4
 
 
-def runtime_on(pool: Pool, spec: RuntimeSpec, *, expects_draft: bool = True, **given: Any) -> Runtime:
-    return Runtime(spec, expects_draft=expects_draft, loaders=loaders(pool, **given))
+def runtime_on(pool: Pool, spec: RuntimeSpec, *, expects_draft: bool = True, **options: Any) -> Runtime:
+    return Runtime(spec, expects_draft=expects_draft, loaders=loaders(pool, **options))
 
 
-def started(spec: RuntimeSpec, policy: str, pool: Pool | None = None, **given: Any) -> tuple[Pool, EngineSet]:
+def start_engines(spec: RuntimeSpec, policy: str, pool: Pool | None = None, **options: Any) -> tuple[Pool, EngineSet]:
     pool = pool or Pool()
-    runtime = runtime_on(pool, spec, expects_draft=as_policy(policy).forces_speculation, **given)
+    runtime = runtime_on(pool, spec, expects_draft=as_policy(policy).forces_speculation, **options)
 
     async def start() -> EngineSet:
         async with runtime.engines(as_policy(policy)) as engines:
@@ -150,48 +150,48 @@ def started(spec: RuntimeSpec, policy: str, pool: Pool | None = None, **given: A
     return pool, asyncio.run(start())
 
 
-def test_target_and_draft_start_at_the_same_time() -> None:
-    pool, engines = started(RuntimeSpec(MODELS), "exact:depth=4", Together())
+def test_target_and_draft_start_concurrently() -> None:
+    pool, engines = start_engines(RuntimeSpec(MODELS), "exact:depth=4", ConcurrentStarts())
     assert engines.draft is not None
     assert {config.model.name for config in pool.started} == {
         Path(m.hub_id).name for m in (MODELS.target, MODELS.draft)
     }
 
 
-def test_no_draft_is_left_where_the_target_fails() -> None:
+def test_a_failed_start_of_the_target_releases_the_draft() -> None:
     pool = Pool(failing=Path(MODELS.target.hub_id).name)
     with pytest.raises(EngineStartError, match="no memory"):
-        started(RuntimeSpec(MODELS), "exact:depth=4", pool)
+        start_engines(RuntimeSpec(MODELS), "exact:depth=4", pool)
     assert len(pool.started) == 1
     assert not pool.held
 
 
-def test_an_engine_that_starts_during_a_cancelled_call_is_released_like_others() -> None:
-    begun, go_on = threading.Event(), threading.Event()
+def test_an_engine_whose_call_was_cancelled_during_its_start_is_released_on_close() -> None:
+    entered, proceed = threading.Event(), threading.Event()
 
-    class Slow(Pool):
+    class BlockingPool(Pool):
         def acquire(self, config: VLLMConfig) -> ScriptedEngine:
-            begun.set()
-            go_on.wait(20)
+            entered.set()
+            proceed.wait(20)
             return super().acquire(config)
 
-    pool = Slow()
+    pool = BlockingPool()
     runtime = runtime_on(pool, RuntimeSpec(MODELS), expects_draft=False)
 
-    async def cancelled() -> None:
+    async def cancel_during_start() -> None:
         async def call() -> None:
             async with runtime.engines(as_policy("off")):
                 raise AssertionError("it was cancelled")
 
         task = asyncio.create_task(call())
-        await asyncio.to_thread(begun.wait, 20)
+        await asyncio.to_thread(entered.wait, 20)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        go_on.set()
+        proceed.set()
         await becomes(lambda: len(pool.held) == len(runtime.launcher.held) == 1)
 
-    asyncio.run(cancelled())
+    asyncio.run(cancel_during_start())
     runtime.close()
     assert not pool.held
 
@@ -200,60 +200,60 @@ def judge_of(engines: EngineSet) -> object:
     return engines.judge.engine if isinstance(engines.judge, EngineJudge) else engines.judge
 
 
-def test_the_target_judges_where_nothing_else_is_said() -> None:
-    pool, engines = started(RuntimeSpec(MODELS), "judge:depth=4")
+def test_the_target_judges_by_default() -> None:
+    pool, engines = start_engines(RuntimeSpec(MODELS), "judge:depth=4")
     assert judge_of(engines) is engines.target
     assert len(pool.started) == 2
 
 
-def test_a_third_model_judges_on_an_engine_of_its_own() -> None:
+def test_a_third_model_judges_in_a_separate_engine() -> None:
     spec = RuntimeSpec(choose_models("qwen2.5-coder-1.5b", judge="a/judge"), judge_arguments={"max_num_seqs": 2})
-    pool, engines = started(spec, "judge:depth=4")
+    pool, engines = start_engines(spec, "judge:depth=4")
     assert judge_of(engines) not in (engines.target, engines.draft)
     assert pool.started[-1].model.name == "judge"
     assert dict(pool.started[-1].arguments)["max_num_seqs"] == 2
-    pool, _ = started(spec, "exact:depth=4")
-    assert len(pool.started) == 2, "a judge that no policy asks is not started"
+    pool, _ = start_engines(spec, "exact:depth=4")
+    assert len(pool.started) == 2, "a judge that the policy does not use is not started"
 
 
 @pytest.mark.parametrize(("judge", "role"), [("draft", "draft"), ("target", "target")])
-def test_a_judge_that_runs_already_is_not_started_again(judge: str, role: str) -> None:
+def test_a_judge_that_is_the_draft_or_target_shares_its_engine(judge: str, role: str) -> None:
     facts: ModelFacts = getattr(MODELS, judge)
-    pool, engines = started(RuntimeSpec(choose_models(MODELS.target.hub_id, judge=facts.hub_id)), "judge:depth=4")
+    pool, engines = start_engines(RuntimeSpec(choose_models(MODELS.target.hub_id, judge=facts.hub_id)), "judge:depth=4")
     assert judge_of(engines) is getattr(engines, role)
     assert len(pool.started) == 2
 
 
-def test_a_judge_behind_a_server() -> None:
+def test_a_judge_behind_a_server_is_a_remote_judge() -> None:
     spec = RuntimeSpec(MODELS, remote={"judge": RemoteModel("http://judge/v1", "big")})
-    _, engines = started(spec, "judge:depth=4")
+    _, engines = start_engines(spec, "judge:depth=4")
     assert isinstance(engines.judge, RemoteJudge)
 
 
-def test_an_embedding_model_behind_a_server() -> None:
+def test_an_embedding_model_behind_a_server_is_a_remote_embedder() -> None:
     spec = RuntimeSpec(MODELS, remote={"embedding": RemoteModel("http://embedding/v1", "minilm")})
-    _, engines = started(spec, "fast:depth=4")
+    _, engines = start_engines(spec, "fast:depth=4")
     assert isinstance(engines.embedder, RemoteEmbedder)
 
 
 @pytest.mark.skipif(not runs_on_cpu(), reason="cores are chosen for CPU engines only")
-def test_an_engine_whose_partner_is_elsewhere_has_all_cores() -> None:
-    there = RemoteModel("http://there/v1", "model")
-    for here, remote in (("target", "draft"), ("draft", "target")):
-        runtime = Runtime(RuntimeSpec(MODELS, remote={remote: there}), expects_draft=True)
-        assert runtime.launcher.config(here, FOLDER, {}).cores == binding(available_cores())
+def test_a_local_engine_with_a_remote_partner_gets_all_cores() -> None:
+    server = RemoteModel("http://there/v1", "model")
+    for local, remote in (("target", "draft"), ("draft", "target")):
+        runtime = Runtime(RuntimeSpec(MODELS, remote={remote: server}), expects_draft=True)
+        assert runtime.launcher.config(local, FOLDER, {}).cores == binding(available_cores())
 
 
-def gpu_loaders(pool: Pool, select: Any = plainly) -> Loaders:
+def gpu_loaders(pool: Pool, select: Any = select_requested) -> Loaders:
     def shares(engines: dict[str, Any], usable: float) -> dict[str, float]:
-        return {role: round(usable * part, 4) for role, part in zip(engines, (0.75, 0.25), strict=True)}
+        return {role: round(usable * share, 4) for role, share in zip(engines, (0.75, 0.25), strict=True)}
 
     platform = Platform(on_cpu=False, int8=True)
-    return Loaders(fetched, select, pool=pool, platform=platform, memory_shares=shares)  # type: ignore[arg-type]
+    return Loaders(model_folder, select, pool=pool, platform=platform, memory_shares=shares)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("judge", "usable"), [(None, 0.92), ("a/judge", 0.76)])
-def test_engines_of_one_gpu_divide_its_memory(judge: str | None, usable: float) -> None:
+def test_engines_on_one_gpu_split_its_memory(judge: str | None, usable: float) -> None:
     pool, models = Pool(), choose_models("qwen2.5-coder-1.5b", judge=judge)
     runtime = Runtime(RuntimeSpec(models), expects_draft=True, loaders=gpu_loaders(pool))
     background.run(engines_of(runtime, "exact:depth=4" if judge is None else "judge:depth=4"))
@@ -262,21 +262,21 @@ def test_engines_of_one_gpu_divide_its_memory(judge: str | None, usable: float) 
     assert sorted(shares, reverse=True)[:2] == pytest.approx([0.75 * usable, 0.25 * usable])
     assert len(shares) == (2 if judge is None else 3)
     assert sum(shares) == pytest.approx(0.92)
-    assert all(arguments["max_model_len"] == -1 for arguments in found.values()), "as much as the share has room for"
+    assert all(arguments["max_model_len"] == -1 for arguments in found.values()), "the longest context that fits"
     runtime.close()
 
 
-def test_a_target_alone_has_the_gpus_memory() -> None:
-    there = RemoteModel("http://there/v1")
+def test_a_lone_target_gets_no_memory_arguments() -> None:
+    server = RemoteModel("http://there/v1")
     pool = Pool()
-    for spec, draft in ((RuntimeSpec(MODELS), False), (RuntimeSpec(MODELS, remote={"draft": there}), True)):
+    for spec, draft in ((RuntimeSpec(MODELS), False), (RuntimeSpec(MODELS, remote={"draft": server}), True)):
         runtime = Runtime(spec, expects_draft=draft, loaders=gpu_loaders(pool))
         background.run(engines_of(runtime, "off"))
         assert dict(pool.started[-1].arguments) == {}
         runtime.close()
 
 
-def test_memory_that_a_user_divides_stays_as_it_is() -> None:
+def test_explicit_gpu_memory_shares_are_kept() -> None:
     pool = Pool()
     spec = RuntimeSpec(MODELS, {"gpu_memory_utilization": 0.5, "max_model_len": 512}, {"gpu_memory_utilization": 0.1})
     runtime = Runtime(spec, expects_draft=True, loaders=gpu_loaders(pool))
@@ -291,17 +291,17 @@ def test_memory_that_a_user_divides_stays_as_it_is() -> None:
 
 def with_shared_draft(_: RuntimeSpec, target: Path | None, draft: Path | None, __: object) -> EngineSetup:
     config = {"speculative_config": {"method": "custom_class"}}
-    return EngineSetup(as_it_is(target), as_it_is(draft), True, config, "shared_draft")
+    return EngineSetup(unconverted(target), unconverted(draft), True, config, "shared_draft")
 
 
-def test_a_target_that_does_not_start_with_a_shared_draft_starts_without() -> None:
-    class Refusing(Pool):
+def test_a_target_that_fails_with_a_shared_draft_starts_without_one() -> None:
+    class RejectingPool(Pool):
         def acquire(self, config: VLLMConfig) -> ScriptedEngine:
             if "speculative_config" in dict(config.arguments):
                 raise EngineStartError("no such proposer")
             return super().acquire(config)
 
-    pool = Refusing()
+    pool = RejectingPool()
     runtime = Runtime(RuntimeSpec(MODELS), expects_draft=True, loaders=gpu_loaders(pool, with_shared_draft))
     engines = background.run(engines_of(runtime, "exact:depth=4"))
     assert engines.draft is not None
@@ -309,11 +309,11 @@ def test_a_target_that_does_not_start_with_a_shared_draft_starts_without() -> No
     assert engines.engine_setup.speculation_method == "none"
     assert engines.engine_setup.reason.endswith("it did not start with one: no such proposer")
     assert not engines.speculates_on_tokens
-    assert len(pool.held) == 2, "the draft of the first try is not held twice"
+    assert len(pool.held) == 2, "the draft of the failed attempt is not held twice"
     runtime.close()
 
 
-def test_a_collected_runtime_gives_its_engines_back() -> None:
+def test_a_garbage_collected_runtime_releases_its_engines() -> None:
     pool = Pool()
     released: list[VLLMConfig] = []
     pool.release = released.append  # type: ignore[method-assign]
@@ -325,29 +325,29 @@ def test_a_collected_runtime_gives_its_engines_back() -> None:
     assert sorted(map(repr, released)) == sorted(map(repr, pool.started))
 
 
-def test_without_its_judge_a_policy_runs_the_target_alone() -> None:
+def test_a_policy_whose_judge_fails_to_start_has_no_verifier() -> None:
     spec = RuntimeSpec(choose_models("qwen2.5-coder-1.5b", judge="a/judge"))
-    _, engines = started(spec, "judge:depth=4", Pool(failing="judge"))
+    _, engines = start_engines(spec, "judge:depth=4", Pool(failing="judge"))
     assert engines.verifier(as_policy("judge")) is None
     assert engines.problem == "no memory"
     assert engines.verifier(as_policy("exact")) is not None
 
 
-def test_what_was_arranged_goes_to_the_engines_and_what_was_given_before_it() -> None:
-    def engine_setup(wanted: RuntimeSpec, target: Path | None, draft: Path | None, _: object) -> EngineSetup:
-        assert wanted.token_speculation == "shared_draft"
+def test_explicit_engine_arguments_override_those_of_the_selected_setup() -> None:
+    def select(requested: RuntimeSpec, target: Path | None, draft: Path | None, _: object) -> EngineSetup:
+        assert requested.token_speculation == "shared_draft"
         assert target is not None
         assert draft is not None
-        more = {"speculative_config": {"method": "x"}, "additional_config": {"a": 1}}
+        config = {"speculative_config": {"method": "x"}, "additional_config": {"a": 1}}
         weights = (Weights(folder, None, {"dtype": "float32"}) for folder in (target, draft))
-        return EngineSetup(*weights, True, more, "shared_draft")
+        return EngineSetup(*weights, True, config, "shared_draft")
 
     spec = RuntimeSpec(
         MODELS, {"dtype": "bfloat16", "additional_config": {"b": 2}}, token_speculation="shared_draft", precision="fp32"
     )
-    pool, engines = started(spec, "off", select=engine_setup)
+    pool, engines = start_engines(spec, "off", select=select)
     assert MODELS.draft is not None
-    arguments = {config.model.name: dict(config.arguments) for config in pool.started}
+    arguments = {started.model.name: dict(started.arguments) for started in pool.started}
     target, draft = (arguments[Path(facts.hub_id).name] for facts in (MODELS.target, MODELS.draft))
     assert target["speculative_config"] == {"method": "x"}
     assert target["dtype"] == "bfloat16"
@@ -357,7 +357,7 @@ def test_what_was_arranged_goes_to_the_engines_and_what_was_given_before_it() ->
     assert engines.speculates_on_tokens
 
 
-def test_a_policy_that_forces_steps_starts_the_engines_anew(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_policy_that_forces_steps_restarts_the_engines_with_a_draft(caplog: pytest.LogCaptureFixture) -> None:
     pool = Pool()
     runtime = runtime_on(pool, RuntimeSpec(MODELS), expects_draft=False)
 
@@ -365,7 +365,7 @@ def test_a_policy_that_forces_steps_starts_the_engines_anew(caplog: pytest.LogCa
         async with runtime.engines(as_policy(policy)) as found:
             return found
 
-    async def both() -> None:
+    async def use_policies() -> None:
         assert (await engines("balanced")).draft is None
         assert (await engines("exact")).draft is None
         assert len(pool.started) == 1
@@ -374,8 +374,8 @@ def test_a_policy_that_forces_steps_starts_the_engines_anew(caplog: pytest.LogCa
         assert (await engines("balanced")).draft is not None
         assert len(pool.started) == 3
 
-    asyncio.run(both())
-    assert "has ended" not in caplog.text, "they were asked to"
+    asyncio.run(use_policies())
+    assert "has ended" not in caplog.text, "a requested restart is no crash"
     runtime.close()
 
 
@@ -384,22 +384,22 @@ async def engines_of(runtime: Runtime, policy: str = "judge:depth=4") -> EngineS
         return found
 
 
-JUDGED = RuntimeSpec(choose_models("qwen2.5-coder-1.5b", judge="a/judge"))
+WITH_JUDGE = RuntimeSpec(choose_models("qwen2.5-coder-1.5b", judge="a/judge"))
 
 
-async def test_a_target_that_has_ended_is_started_again_for_the_next_call() -> None:
+async def test_an_ended_target_restarts_for_the_next_call() -> None:
     pool = Pool()
     runtime = runtime_on(pool, RuntimeSpec(MODELS))
     first = await engines_of(runtime)
     assert await engines_of(runtime) is first
     first.target.close()
-    again = await engines_of(runtime)
-    assert again.target is not first.target
-    assert again.target.healthy
-    assert len(pool.held) == 2, "what was held before is given back"
+    second = await engines_of(runtime)
+    assert second.target is not first.target
+    assert second.target.healthy
+    assert len(pool.held) == 2, "the previous engines are released"
 
 
-async def test_a_draft_that_has_ended_is_started_again_while_calls_go_on_without_it() -> None:
+async def test_an_ended_draft_restarts_in_the_background_at_most_three_times() -> None:
     runtime = runtime_on(Pool(), RuntimeSpec(MODELS))
     engines = await engines_of(runtime)
     target = engines.target
@@ -421,9 +421,9 @@ async def test_a_draft_that_has_ended_is_started_again_while_calls_go_on_without
     assert (await engines_of(runtime)).target is target
 
 
-async def test_a_judge_that_has_ended_is_started_again_while_calls_go_on_without_it() -> None:
+async def test_an_ended_judge_restarts_in_the_background() -> None:
     pool = Pool()
-    runtime = runtime_on(pool, JUDGED)
+    runtime = runtime_on(pool, WITH_JUDGE)
     engines = await engines_of(runtime)
     judge = engines.judge
     assert isinstance(judge, EngineJudge)
@@ -438,7 +438,7 @@ async def test_a_judge_that_has_ended_is_started_again_while_calls_go_on_without
     assert len(pool.started) == 4
 
 
-async def test_a_draft_that_judges_judges_again_once_it_is_started_again() -> None:
+async def test_a_draft_that_also_judges_is_the_judge_again_after_its_restart() -> None:
     assert MODELS.draft is not None
     spec = RuntimeSpec(choose_models(MODELS.target.hub_id, judge=MODELS.draft.hub_id))
     runtime = runtime_on(Pool(), spec)
@@ -450,7 +450,7 @@ async def test_a_draft_that_judges_judges_again_once_it_is_started_again() -> No
     assert judge_of(engines) is engines.draft
 
 
-async def test_a_draft_that_cannot_be_started_again_says_why() -> None:
+async def test_a_failed_restart_of_the_draft_is_reported() -> None:
     pool = Pool()
     runtime = runtime_on(pool, RuntimeSpec(MODELS))
     engines = await engines_of(runtime)
@@ -463,38 +463,36 @@ async def test_a_draft_that_cannot_be_started_again_says_why() -> None:
     assert (await engines_of(runtime)).draft is None
 
 
-def test_engines_that_are_closed_while_they_start_are_not_held() -> None:
-    begun, go_on = threading.Event(), threading.Event()
+def test_engines_closed_during_their_start_are_released() -> None:
+    entered, proceed = threading.Event(), threading.Event()
 
-    class Waiting(Pool):
+    class BlockingPool(Pool):
         def acquire(self, config: VLLMConfig) -> ScriptedEngine:
-            begun.set()
-            assert go_on.wait(20)
+            entered.set()
+            assert proceed.wait(20)
             return super().acquire(config)
 
-    pool = Waiting()
+    pool = BlockingPool()
     runtime = runtime_on(pool, RuntimeSpec(MODELS))
     call = background.submit(engines_of(runtime))
-    assert begun.wait(20)
+    assert entered.wait(20)
     runtime.close()
-    go_on.set()
+    proceed.set()
     with pytest.raises(EngineError, match="closed while they started"):
         call.result(20)
     assert not pool.held
 
 
 @pytest.mark.parametrize("token_speculation", ["auto", "shared_draft"])
-async def test_without_a_draft_that_cannot_be_written_in_its_precision_the_target_runs_alone(
-    token_speculation: str,
-) -> None:
+async def test_the_target_runs_alone_if_the_draft_cannot_be_converted(token_speculation: str) -> None:
     def full_disk(weights: Weights, _: object) -> Path:
         if weights.source.name == draft.hub_id.rpartition("/")[2]:
             raise DiskSpaceError("the disk is full")
         return weights.source
 
-    def select(wanted: RuntimeSpec, target: Path | None, draft: Path | None, platform: object) -> EngineSetup:
-        assert draft is not None or wanted.token_speculation in ("auto", "none")
-        return plainly(wanted, target, draft, platform)
+    def select(requested: RuntimeSpec, target: Path | None, draft: Path | None, platform: object) -> EngineSetup:
+        assert draft is not None or requested.token_speculation in ("auto", "none")
+        return select_requested(requested, target, draft, platform)
 
     draft = MODELS.draft
     assert draft is not None
@@ -504,7 +502,7 @@ async def test_without_a_draft_that_cannot_be_written_in_its_precision_the_targe
     assert engines.problem == "the disk is full"
 
 
-async def test_whatever_reading_the_embedding_model_raises_fails_no_call() -> None:
+async def test_an_embedding_model_that_fails_to_load_fails_no_call() -> None:
     def broken(folder: Path) -> None:
         raise ValueError("no such layer")
 
@@ -515,12 +513,12 @@ async def test_whatever_reading_the_embedding_model_raises_fails_no_call() -> No
     assert engines.verifier(as_policy("fast")) is None
 
 
-async def test_in_a_forked_process_a_runtime_starts_engines_of_its_own() -> None:
+async def test_a_runtime_starts_its_own_engines_after_a_fork() -> None:
     pool = Pool()
     runtime = runtime_on(pool, RuntimeSpec(MODELS))
-    parents = await engines_of(runtime)
+    parent = await engines_of(runtime)
     runtime.reset_after_fork()
-    own = await engines_of(runtime)
-    assert own.target is not parents.target
-    assert parents.target.healthy
-    assert len(pool.held) == 4, "what the parent holds is not given back here"
+    child = await engines_of(runtime)
+    assert child.target is not parent.target
+    assert parent.target.healthy
+    assert len(pool.held) == 4, "the child does not release the engines of its parent"

@@ -1,4 +1,4 @@
-"""Code that means harm, behind each boundary that this machine has."""
+"""Hostile code in each sandbox backend that this machine offers."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ from tests.unit.escapes import ESCAPES, EXHAUSTIONS
 from tools import python_code
 from tools.python_code import make_python_tool, python
 
-BOUNDARIES: tuple[Isolation, ...] = ("bubblewrap", "landlock")
+BACKENDS: tuple[Isolation, ...] = ("bubblewrap", "landlock")
 SHORT = PythonLimits(seconds=2, memory=256 << 20, output=2000, files=16 << 20)
 SHORTER = replace(SHORT, seconds=0.5)
-UNTIL_IT_IS_ENDED = {
+UNTIL_TIMEOUT = {
     "for ever", "sleep", "sleep without output", "ignore all signals", "a fifo that nobody reads",
     "locks that nobody opens", "numbers that grow", "a regular expression", "a stack without end", "threads",
     "small threads",
 }  # fmt: skip
 
 
-REAL = (
+CONFIRMED_ESCAPES = (
     "read its attributes", "where a link leads",
     "read a file", "read it by way of folders above", "read it over a symbolic link", "list the folder",
     "read it with the C library", "start a program", "start Python again", "start a shell", "become a program",
@@ -67,7 +67,7 @@ REAL = (
 
 @dataclass(frozen=True)
 class Outside:
-    """What code must not reach."""
+    """Resources outside the sandbox, which code must not reach."""
 
     secret: Path
     open: Path
@@ -78,8 +78,8 @@ class Outside:
     mode: int
     nice: int
 
-    def places(self) -> dict[str, object]:
-        """What the texts of `ESCAPES` name."""
+    def placeholders(self) -> dict[str, object]:
+        """Values for the placeholders in `ESCAPES`."""
         return {
             "secret": self.secret,
             "open": self.open,
@@ -93,7 +93,7 @@ class Outside:
 
 @pytest.fixture(scope="module")
 def outside() -> Iterator[Outside]:
-    # Not below pytest's folder, which is closed to others: the code may be another user.
+    # Outside pytest's folder, which other users cannot read: the code may run as another user.
     folder = Path(tempfile.mkdtemp(prefix="lookahead-outside-"))
     folder.chmod(0o755)
     (folder / "open").mkdir()
@@ -128,7 +128,7 @@ def outside() -> Iterator[Outside]:
 
 @pytest.fixture
 def isolation(request: pytest.FixtureRequest) -> Isolation:
-    """A boundary; those that the machine does not offer are skipped, and say why."""
+    """A sandbox backend. Skips the test with the reason if the machine does not offer it."""
     name: Isolation = request.param
     if name != "none" and (problem := available()[name]) is not None:
         pytest.skip(f"{name}: {problem}")
@@ -136,20 +136,20 @@ def isolation(request: pytest.FixtureRequest) -> Isolation:
 
 
 @pytest.fixture
-def temporary(tmp_path: Path) -> Iterator[Path]:
-    """The folder of temporary files, for the time of a test."""
-    usual, tempfile.tempdir = tempfile.tempdir, str(tmp_path)
+def temp_folder(tmp_path: Path) -> Iterator[Path]:
+    """The folder for temporary files during a test."""
+    previous, tempfile.tempdir = tempfile.tempdir, str(tmp_path)
     yield tmp_path
-    tempfile.tempdir = usual
+    tempfile.tempdir = previous
 
 
-def here() -> list[Isolation]:
-    """The boundaries that this machine offers, the strongest first."""
+def usable_backends() -> list[Isolation]:
+    """Backends that this machine offers, the strongest first."""
     return [name for name, problem in available().items() if problem is None]
 
 
 def attempt(code: str, isolation: Isolation, limits: PythonLimits = SHORT) -> str:
-    """What code printed or failed with."""
+    """The output of the code, or its error."""
     try:
         return run_isolated(code, limits, isolation)
     except ValueError as error:
@@ -157,24 +157,24 @@ def attempt(code: str, isolation: Isolation, limits: PythonLimits = SHORT) -> st
 
 
 def shared_objects() -> list[str]:
-    """What attempts to leave something behind would leave: one name in shared memory, and System V's key 4711."""
+    """Possible leftovers of the attempts: a name in shared memory, and System V objects with the key 4711."""
     kinds = (Path("/proc/sysvipc") / name for name in ("shm", "msg", "sem"))
     lines = [line for kind in kinds if kind.exists() for line in kind.read_text().splitlines()]
     return [*map(str, Path("/dev/shm").glob("lookahead-x")), *(line for line in lines if line.split()[0] == "4711")]
 
 
-def test_this_machine_has_a_boundary() -> None:
-    """Without one, what follows would test nothing."""
-    assert here()
-    assert choose("auto") == here()[0]
+def test_this_machine_offers_a_sandbox_backend() -> None:
+    """Without one, pytest skips the tests below."""
+    assert usable_backends()
+    assert choose("auto") == usable_backends()[0]
 
 
-@pytest.mark.parametrize("isolation", BOUNDARIES, indirect=True)
+@pytest.mark.parametrize("isolation", BACKENDS, indirect=True)
 @pytest.mark.parametrize("name", ESCAPES)
-def test_nothing_gets_out(name: str, isolation: Isolation, outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_escape_succeeds(name: str, isolation: Isolation, outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_KEY", "hidden")
-    said = attempt(ESCAPES[name].format(**outside.places()), isolation)
-    assert "ESCAPED" not in said
+    output = attempt(ESCAPES[name].format(**outside.placeholders()), isolation)
+    assert "ESCAPED" not in output
     assert outside.secret.read_text() == "hidden"
     assert outside.secret.stat().st_mode & 0o777 == outside.mode
     assert os.listdir(outside.open) == []
@@ -187,12 +187,12 @@ def test_nothing_gets_out(name: str, isolation: Isolation, outside: Outside, mon
     assert shared_objects() == []
 
 
-@pytest.mark.parametrize("isolation", BOUNDARIES, indirect=True)
-def test_nothing_gets_out_of_code_with_a_working_folder(isolation: Isolation, outside: Outside, tmp_path: Path) -> None:
-    """Neither the copies nor the descriptor of the changes open a way."""
+@pytest.mark.parametrize("isolation", BACKENDS, indirect=True)
+def test_no_escape_succeeds_with_a_working_folder(isolation: Isolation, outside: Outside, tmp_path: Path) -> None:
+    """Neither the copied files nor the descriptor for changes gives access."""
     (tmp_path / "a.txt").write_text("x")
-    for name in REAL:
-        code = ESCAPES[name].format(**outside.places())
+    for name in CONFIRMED_ESCAPES:
+        code = ESCAPES[name].format(**outside.placeholders())
         with contextlib.suppress(ValueError):
             assert "ESCAPED" not in run_isolated(code, SHORT, isolation, folder=tmp_path, packages=["numpy"]), name
     assert outside.secret.read_text() == "hidden"
@@ -203,47 +203,47 @@ def test_nothing_gets_out_of_code_with_a_working_folder(isolation: Isolation, ou
     assert os.listdir(tmp_path) == ["a.txt"]
 
 
-@pytest.mark.parametrize("name", REAL)
-def test_the_attempts_are_real(name: str, outside: Outside) -> None:
-    """Without a boundary these get what they want: what the test above sees is the boundary."""
-    assert "ESCAPED" in attempt(ESCAPES[name].format(**outside.places()), "none", replace(SHORT, seconds=30))
+@pytest.mark.parametrize("name", CONFIRMED_ESCAPES)
+def test_escapes_succeed_without_a_sandbox(name: str, outside: Outside) -> None:
+    """So the sandbox causes their failure in the tests above."""
+    assert "ESCAPED" in attempt(ESCAPES[name].format(**outside.placeholders()), "none", replace(SHORT, seconds=30))
     with contextlib.suppress(BlockingIOError):
-        outside.datagrams.recv(1)  # not to be found by other tests
+        outside.datagrams.recv(1)  # other tests expect no datagram
 
 
-def test_nothing_gets_out_of_what_an_ordinary_user_runs(
+def test_no_escape_succeeds_for_an_unprivileged_user(
     outside: Outside, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Users have no boundaries of root's making; Landlock is there for everybody."""
+    """Users lack the backends that need root. Landlock works for every user."""
     repository = Path(__file__).parents[2]
-    names = [*REAL, "files without names, kept by a page", "folders deeper than names go", "many files"]
-    arguments = ["-B", "-m", "tests.unit.escapes_as_user", json.dumps(outside.places(), default=str), *names]
+    names = [*CONFIRMED_ESCAPES, "files without names, kept by a page", "folders deeper than names go", "many files"]
+    arguments = ["-B", "-m", "tests.unit.escapes_as_user", json.dumps(outside.placeholders(), default=str), *names]
     if os.geteuid() == 0:
-        # Python and this repository may be in folders that are closed to others: the user is given them elsewhere.
-        seen = Path(tempfile.mkdtemp(prefix="lookahead-user-"))
-        python, code = seen / "python", seen / "code"
-        for folder in (seen, python, code):
+        # The user may have no access to the folders of Python and this repository: bind mounts provide both.
+        mounts = Path(tempfile.mkdtemp(prefix="lookahead-user-"))
+        python, code = mounts / "python", mounts / "code"
+        for folder in (mounts, python, code):
             folder.mkdir(exist_ok=True)
             folder.chmod(0o755)
-        steps = f"""
+        script = f"""
             mount --bind {shlex.quote(sys.base_prefix)} {python} &&
             mount --bind {shlex.quote(str(repository))} {code} &&
             cd {code} && exec setpriv --reuid 54321 --regid 54321 --clear-groups "$@"
         """
         interpreter = python / Path(os.path.realpath(sys.executable)).relative_to(sys.base_prefix)
-        command = ["unshare", "--mount", "sh", "-c", steps, "sh", str(interpreter), *arguments]
+        command = ["unshare", "--mount", "sh", "-c", script, "sh", str(interpreter), *arguments]
     else:
         command = [sys.executable, *arguments]
     try:
         done = subprocess.run(command, cwd=repository, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True)
     finally:
         if os.geteuid() == 0:
-            for folder in (code, python, seen):
+            for folder in (code, python, mounts):
                 folder.rmdir()
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert isinstance(said["landlock"], dict) or available()["landlock"] is not None
-    for isolation, attempts in said.items():
+    outcomes = json.loads(done.stdout)
+    assert isinstance(outcomes["landlock"], dict) or available()["landlock"] is not None
+    for isolation, attempts in outcomes.items():
         assert isinstance(attempts, str) or not [name for name, text in attempts.items() if "ESCAPED" in text], (
             isolation
         )
@@ -252,38 +252,38 @@ def test_nothing_gets_out_of_what_an_ordinary_user_runs(
     assert outside.secret.read_text() == "hidden"
 
 
-@pytest.mark.parametrize("isolation", BOUNDARIES, indirect=True)
+@pytest.mark.parametrize("isolation", BACKENDS, indirect=True)
 @pytest.mark.parametrize("name", EXHAUSTIONS)
-def test_nothing_takes_more_than_its_limits(name: str, isolation: Isolation, temporary: Path) -> None:
-    said = attempt(EXHAUSTIONS[name], isolation, SHORTER if name in UNTIL_IT_IS_ENDED else SHORT)
-    assert "ESCAPED" not in said
-    assert not said.startswith("the code failed:\nTraceback"), "it was not the code that failed"
-    assert said.startswith(
+def test_no_code_exceeds_its_limits(name: str, isolation: Isolation, temp_folder: Path) -> None:
+    output = attempt(EXHAUSTIONS[name], isolation, SHORTER if name in UNTIL_TIMEOUT else SHORT)
+    assert "ESCAPED" not in output
+    assert not output.startswith("the code failed:\nTraceback"), "the worker failed, not the code"
+    assert output.startswith(
         ("the code took more", "the code printed more", "the code used more", "the code wrote more", "the code failed")
-    ), said
-    assert running() == []
-    assert os.listdir(temporary) == []
+    ), output
+    assert running_code() == []
+    assert os.listdir(temp_folder) == []
 
 
-def running() -> list[str]:
-    """Isolated code that this process has started and that still runs."""
+def running_code() -> list[str]:
+    """Child processes that still run sandboxed code."""
     found = []
     for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+        with contextlib.suppress(psutil.Error):  # the process has ended
             if "-S" in child.cmdline():
                 found.append(str(child))
     return found
 
 
-@pytest.mark.parametrize("isolation", [*BOUNDARIES, "none"], indirect=True)
-def test_honest_code_runs(isolation: Isolation) -> None:
+@pytest.mark.parametrize("isolation", [*BACKENDS, "none"], indirect=True)
+def test_harmless_code_runs(isolation: Isolation) -> None:
     assert attempt("import math\nprint(sum(range(10)), math.pi)", isolation) == "45 3.141592653589793\n"
     assert attempt("import sys\nsys.exit()", isolation) == ""
     assert attempt("x = 20\nx + 3", isolation) == "23\n", "as in a notebook"
     assert attempt("print(1)\nprint(2)", isolation) == "1\n2\n"
     assert attempt("[].append(3)", isolation) == ""
     assert attempt("print('ü ✓')", isolation) == "ü ✓\n"
-    whole = """
+    program = """
 import asyncio, collections, csv, ctypes, dataclasses, datetime, decimal, fractions, functools, hashlib, heapq, io
 import itertools, json, lzma, os, platform, random, re, shutil, signal, socket, sqlite3, ssl, statistics, string
 import sys, textwrap, threading, time, unicodedata, zlib, zoneinfo
@@ -315,7 +315,7 @@ signal.setitimer(signal.ITIMER_REAL, 0.001)
 while not woken: time.sleep(0.001)
 print(zoneinfo.ZoneInfo('Europe/Berlin').key, hashlib.sha256(b'').hexdigest()[:4], os.cpu_count() > 0)
 """
-    assert attempt(whole, isolation) == (
+    assert attempt(program, isolation) == (
         "4 3 1 2\nthere False Linux True\n[(3,)] True 2026-01-01\nEurope/Berlin e3b0 True\n"
     )
 
@@ -354,20 +354,20 @@ print(open('a.csv').read().strip())
 
 
 @pytest.mark.parametrize("isolation", ["bubblewrap", "none"], indirect=True)
-def test_honest_code_has_files(isolation: Isolation) -> None:
+def test_harmless_code_reads_and_writes_files(isolation: Isolation) -> None:
     locked = "database is locked"
     assert attempt(FILES, isolation) == f"2\n[(1,)]\n{locked}\n[(2,)]\n{locked}\n9,2\n"
 
 
 @pytest.mark.parametrize("isolation", ["landlock"], indirect=True)
-def test_landlock_has_no_files_because_it_counts_none(isolation: Isolation) -> None:
+def test_landlock_denies_files_because_it_cannot_limit_them(isolation: Isolation) -> None:
     assert "PermissionError in line 1" in attempt("open('own.txt', 'w').write('x')", isolation)
     assert "No usable temporary directory" in attempt("import tempfile\ntempfile.TemporaryFile()", isolation)
     assert "can write no files" in make_python_tool(isolation=isolation).description
 
 
-@pytest.mark.parametrize("isolation", [*BOUNDARIES, "none"], indirect=True)
-def test_errors_say_what_and_where(isolation: Isolation) -> None:
+@pytest.mark.parametrize("isolation", [*BACKENDS, "none"], indirect=True)
+def test_errors_name_the_exception_and_its_line(isolation: Isolation) -> None:
     assert attempt("print('before')\n1 / 0", isolation) == (
         "the code failed:\nbefore\nZeroDivisionError in line 2: division by zero\n"
     )
@@ -376,22 +376,22 @@ def test_errors_say_what_and_where(isolation: Isolation) -> None:
     assert attempt("raise SystemExit('no')", isolation) == "the code failed:\nno\n"
 
 
-@pytest.mark.parametrize("isolation", BOUNDARIES, indirect=True)
-def test_code_cannot_say_that_there_is_no_boundary(isolation: Isolation) -> None:
+@pytest.mark.parametrize("isolation", BACKENDS, indirect=True)
+def test_code_cannot_forge_the_report_of_a_missing_sandbox(isolation: Isolation) -> None:
     for code in ("import os; print('\\x01no sandbox: forged', flush=True); os._exit(202)", "raise SystemExit(202)"):
         with pytest.raises(ValueError, match="the code failed"):
             run_isolated(code, SHORT, isolation)
 
 
 @pytest.mark.parametrize("isolation", ["bubblewrap"], indirect=True)
-def test_every_run_has_a_folder_of_its_own(isolation: Isolation) -> None:
+def test_each_run_has_its_own_folder(isolation: Isolation) -> None:
     attempt("open('x', 'w').write('x')", isolation)
     assert attempt("import os\nprint(os.listdir('.'))", isolation) == "[]\n"
 
 
 @pytest.mark.parametrize("isolation", ["bubblewrap"], indirect=True)
-def test_files_are_none_or_as_many_as_are_allowed(isolation: Isolation) -> None:
-    """The kernel counts them, without names and behind one page of a map too."""
+def test_files_of_every_kind_count_against_the_limit(isolation: Isolation) -> None:
+    """The kernel also counts files without names, and files that one mapped page keeps."""
     for name in (
         "many files",
         "files without names",
@@ -403,7 +403,7 @@ def test_files_are_none_or_as_many_as_are_allowed(isolation: Isolation) -> None:
     assert "File too large" in none
 
 
-# 65,000 pages, each far from the others: a gigabyte of tables for 256 MiB of address space.
+# Pages 1 GiB apart: page tables, which are no address space, take more memory than the pages.
 PAGE_TABLES = """
 import ctypes
 libc = ctypes.CDLL(None)
@@ -415,15 +415,15 @@ print('ESCAPED')
 """
 
 
-@pytest.mark.parametrize("isolation", BOUNDARIES, indirect=True)
-def test_memory_of_the_kernel_counts_where_a_cgroup_can_be_made(isolation: Isolation) -> None:
-    said = attempt(PAGE_TABLES, isolation, replace(SHORT, seconds=20, memory=256 << 20))
-    place = cgroup.place()
-    assert said.startswith("the code used more" if place else "ESCAPED")
-    assert place is None or list(place.glob(f"{cgroup.PREFIX}-{os.getpid()}-*")) == []
+@pytest.mark.parametrize("isolation", BACKENDS, indirect=True)
+def test_page_tables_count_where_a_cgroup_can_be_created(isolation: Isolation) -> None:
+    output = attempt(PAGE_TABLES, isolation, replace(SHORT, seconds=20, memory=256 << 20))
+    parent = cgroup.place()
+    assert output.startswith("the code used more" if parent else "ESCAPED")
+    assert parent is None or list(parent.glob(f"{cgroup.PREFIX}-{os.getpid()}-*")) == []
 
 
-def test_where_a_cgroup_is_made(tmp_path: Path) -> None:
+def test_the_parent_of_a_cgroup_is_found_in_both_versions(tmp_path: Path) -> None:
     def version_2(path: str, limit: str, controllers: str) -> Path | None:
         own = tmp_path / path
         own.mkdir(parents=True, exist_ok=True)
@@ -440,7 +440,7 @@ def test_where_a_cgroup_is_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("isolation", ["bubblewrap"], indirect=True)
-def test_the_machines_name_is_not_told(isolation: Isolation) -> None:
+def test_bubblewrap_hides_the_host_name(isolation: Isolation) -> None:
     assert (
         attempt("import os, socket\nprint(os.uname().nodename, socket.gethostname())", isolation)
         == "isolated isolated\n"
@@ -448,18 +448,18 @@ def test_the_machines_name_is_not_told(isolation: Isolation) -> None:
 
 
 @pytest.mark.parametrize("isolation", ["bubblewrap"], indirect=True)
-def test_all_but_its_folder_is_read_only(isolation: Isolation) -> None:
+def test_file_systems_outside_the_folder_are_read_only(isolation: Isolation) -> None:
     code = "import os\nfor p in ('/', '/dev', '/usr/lib', os.__file__): print(os.statvfs(p).f_flag & os.ST_RDONLY)"
     assert attempt(code, isolation) == "1\n1\n1\n1\n"
 
 
-@pytest.mark.parametrize("isolation", BOUNDARIES, indirect=True)
-def test_what_the_kernel_says_of_it(isolation: Isolation) -> None:
-    """No great pages, which would hold more than they count; and as root, each run is a user of its own."""
+@pytest.mark.parametrize("isolation", BACKENDS, indirect=True)
+def test_processes_have_a_filter_no_new_privileges_and_no_huge_pages(isolation: Isolation) -> None:
+    """Huge pages could hold more memory than is counted. As root, each run has its own user."""
     with ThreadPoolExecutor(2) as runs:
-        slept = [runs.submit(attempt, "import time\ntime.sleep(1.5)", isolation) for _ in range(2)]
+        sleeping = [runs.submit(attempt, "import time\ntime.sleep(1.5)", isolation) for _ in range(2)]
         filtered = eventually(lambda: found if len(found := [s for s in statuses() if s["Seccomp"] == "2"]) > 1 else [])
-        assert [run.result() for run in slept] == ["", ""]
+        assert [run.result() for run in sleeping] == ["", ""]
     for status in filtered:
         assert (status["THP_enabled"], status["NoNewPrivs"]) == ("0", "1")
     if os.geteuid() == 0:
@@ -468,10 +468,10 @@ def test_what_the_kernel_says_of_it(isolation: Isolation) -> None:
 
 
 def statuses() -> list[dict[str, str]]:
-    """What /proc says of the processes that this one has started."""
+    """`/proc/PID/status` of all child processes."""
     found = []
     for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # the process has ended
             lines = Path(f"/proc/{child.pid}/status").read_text().splitlines()
             found.append({name: value.strip() for name, value in (line.split(":", 1) for line in lines)})
     return found
@@ -481,7 +481,7 @@ Found = TypeVar("Found")
 
 
 def eventually(look: Callable[[], list[Found]], seconds: float = 30) -> list[Found]:
-    """What is looked for, once it is there."""
+    """Poll until `look` finds something, and return it."""
     end = time.monotonic() + seconds
     while not (found := look()):
         assert time.monotonic() < end
@@ -489,8 +489,8 @@ def eventually(look: Callable[[], list[Found]], seconds: float = 30) -> list[Fou
     return found
 
 
-@pytest.mark.parametrize("isolation", BOUNDARIES if os.geteuid() == 0 else BOUNDARIES[:1], indirect=True)
-def test_runs_do_not_use_up_each_others_threads(isolation: Isolation) -> None:
+@pytest.mark.parametrize("isolation", BACKENDS if os.geteuid() == 0 else BACKENDS[:1], indirect=True)
+def test_runs_do_not_share_a_thread_limit(isolation: Isolation) -> None:
     code = """
 import threading, time
 threads = [threading.Thread(target=time.sleep, args=(0.5,)) for _ in range(40)]
@@ -503,18 +503,18 @@ print(len(threads))
 
 
 @pytest.mark.parametrize("seconds", [0, 0.02, 1])
-@pytest.mark.parametrize("isolation", [*BOUNDARIES, "none"], indirect=True)
-def test_code_ends_with_an_agent_that_is_killed(isolation: Isolation, seconds: float, tmp_path: Path) -> None:
-    """While it goes behind the boundary, and once it is there."""
+@pytest.mark.parametrize("isolation", [*BACKENDS, "none"], indirect=True)
+def test_code_ends_when_its_agent_is_killed(isolation: Isolation, seconds: float, tmp_path: Path) -> None:
+    """During the start of the sandbox, and inside it."""
     agent = subprocess.Popen(
         [sys.executable, "-c", AGENT, isolation],
         cwd=Path(__file__).parents[2],
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )
     try:
-        eventually(lambda: below(agent.pid))
+        eventually(lambda: descendants(agent.pid))
         time.sleep(seconds)
-        started = eventually(lambda: below(agent.pid))
+        started = eventually(lambda: descendants(agent.pid))
     finally:
         agent.kill()
         agent.wait()
@@ -529,29 +529,28 @@ run_isolated("import time; time.sleep(300)", PythonLimits(seconds=300), sys.argv
 
 
 def ended(process: psutil.Process) -> bool:
-    """Also if nobody has asked yet how."""
+    """Whether the process has ended; a zombie has."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
 
 
-def below(pid: int) -> list[psutil.Process]:
-    """The processes that one has started, and theirs."""
+def descendants(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
 
 
 @pytest.mark.parametrize("isolation", ["none"], indirect=True)
-def test_where_no_folder_can_be_made(isolation: Isolation, temporary: Path) -> None:
+def test_a_missing_folder_for_temporary_files_is_reported(isolation: Isolation, temp_folder: Path) -> None:
     python = make_python_tool(isolation=isolation)
-    temporary.rmdir()
+    temp_folder.rmdir()
     with pytest.raises(IsolationError, match=r"the code could not be run: .*No such file"):
         run_isolated("print(1)", SHORT, isolation)
     assert "the code could not be run" in python.invoke({"code": "print(1)"})
 
 
-@pytest.mark.parametrize("isolation", [*BOUNDARIES, "none"], indirect=True)
-def test_where_no_descriptor_is_left(isolation: Isolation, temporary: Path) -> None:
+@pytest.mark.parametrize("isolation", [*BACKENDS, "none"], indirect=True)
+def test_a_lack_of_file_descriptors_is_reported(isolation: Isolation, temp_folder: Path) -> None:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, limit[1]))
     try:
@@ -559,19 +558,18 @@ def test_where_no_descriptor_is_left(isolation: Isolation, temporary: Path) -> N
             run_isolated("print(1)", SHORT, isolation)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
-    assert os.listdir(temporary) == []
+    assert os.listdir(temp_folder) == []
     assert run_isolated("print(1)", SHORT, isolation) == "1\n"
 
 
 @pytest.mark.parametrize("name", ["folders deeper than names go", "folders that nobody may look into"])
-def test_a_folder_on_disk_goes_away(name: str, temporary: Path) -> None:
+def test_the_folder_on_disk_is_removed_whatever_code_leaves_in_it(name: str, temp_folder: Path) -> None:
     attempt(EXHAUSTIONS[name], "none", SHORTER)
-    assert os.listdir(temporary) == []
+    assert os.listdir(temp_folder) == []
     assert attempt("import os\nos.rmdir(os.getcwd())", "none") == ""
 
 
-def test_without_a_boundary_only_amounts_are_limited(tmp_path: Path) -> None:
-    """What "none" says of itself is so."""
+def test_isolation_none_limits_only_time_and_memory(tmp_path: Path) -> None:
     file = tmp_path / "reached"
     assert attempt(f"open({str(file)!r}, 'w').write('x')", "none") == "1\n"
     assert file.read_text() == "x"
@@ -579,7 +577,7 @@ def test_without_a_boundary_only_amounts_are_limited(tmp_path: Path) -> None:
     assert "MemoryError" in attempt("x = bytearray(1 << 40)", "none")
 
 
-def test_where_there_is_no_boundary_code_does_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_code_does_not_run_without_a_sandbox_backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(backends, "_problem", lambda name: f"no {name} here")
     for make in (lambda: choose("auto"), lambda: make_python_tool(), lambda: choose("landlock")):
         with pytest.raises(IsolationError, match=r"no (bubblewrap|landlock) here"):
@@ -587,21 +585,21 @@ def test_where_there_is_no_boundary_code_does_not_run(monkeypatch: pytest.Monkey
     with pytest.raises(IsolationError, match=r"install bubblewrap.*isolation='none'"):
         run_isolated(f"open({str(tmp_path / 'x')!r}, 'w')")
     assert not (tmp_path / "x").exists()
-    monkeypatch.setitem(vars(python_code), "python", python)  # to be put back
-    without = python_code.__getattr__("python")
-    assert "nothing here to isolate" in without.description
-    assert "install bubblewrap" in without.invoke({"code": "print(1)"}), "the model is told, the agent goes on"
+    monkeypatch.setitem(vars(python_code), "python", python)  # restored after the test
+    disabled = python_code.__getattr__("python")
+    assert "nothing here to isolate" in disabled.description
+    assert "install bubblewrap" in disabled.invoke({"code": "print(1)"}), "the model reads the reason"
     assert run_isolated("print(1)", isolation="none") == "1\n"
 
 
-def test_the_best_one_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_falls_back_without_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> None:
     backends._problem.cache_clear()
     monkeypatch.setenv("PATH", "")
     try:
         assert backends.available()["bubblewrap"] == "bwrap is not installed"
-        rest = [name for name in here() if name != "bubblewrap"]
-        if rest:
-            assert choose("auto") == rest[0]
+        others = [name for name in usable_backends() if name != "bubblewrap"]
+        if others:
+            assert choose("auto") == others[0]
     finally:
         monkeypatch.undo()
         backends._problem.cache_clear()
@@ -610,12 +608,12 @@ def test_the_best_one_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "limits", [{"seconds": 0}, {"seconds": float("nan")}, {"seconds": float("inf")}, {"memory": -1}, {"files": -1}]
 )
-def test_limits_that_are_none(limits: dict[str, Any]) -> None:
+def test_invalid_limits_are_rejected(limits: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="above 0"):
         PythonLimits(**limits)
 
 
-LESS_THAN_ROOT = """
+RESTRICTED_ROOT = """
 import json
 from lookahead_agent.sandbox import available, run_isolated
 code = "import os; print(0 not in os.getresuid())"
@@ -624,41 +622,41 @@ print(json.dumps({name: problem or run_isolated(code, isolation=name) for name, 
 
 
 @pytest.mark.parametrize("missing", ["sys_admin", "setuid", "sys_admin,-setuid"])
-def test_root_that_may_less(missing: str) -> None:
-    """As in containers: the code is another user whose threads are counted, or there is no boundary."""
-    without = ["setpriv", "--bounding-set", f"-{missing}"] if os.geteuid() == 0 else []
+def test_root_without_capabilities_runs_code_as_another_user_or_not_at_all(missing: str) -> None:
+    """As in containers: code runs as another user with a thread limit, or no backend is offered."""
+    restrict = ["setpriv", "--bounding-set", f"-{missing}"] if os.geteuid() == 0 else []
     done = subprocess.run(
-        [*without, sys.executable, "-c", LESS_THAN_ROOT],
+        [*restrict, sys.executable, "-c", RESTRICTED_ROOT],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         check=True,
     )
-    said: dict[str, str] = json.loads(done.stdout)
-    if not without:
-        assert "True\n" in said.values()
+    found: dict[str, str] = json.loads(done.stdout)
+    if not restrict:
+        assert "True\n" in found.values()
     elif "setuid" in missing:
-        assert all("would be root" in text or "not count" in text or "not permitted" in text for text in said.values())
+        assert all("would be root" in text or "not count" in text or "not permitted" in text for text in found.values())
     else:
-        assert said["landlock"] == "True\n" or available()["landlock"] is not None
-        assert "not permitted" in said["bubblewrap"]
+        assert found["landlock"] == "True\n" or available()["landlock"] is not None
+        assert "not permitted" in found["bubblewrap"]
 
 
-def test_names_that_are_none() -> None:
+def test_an_unknown_backend_is_rejected() -> None:
     with pytest.raises(ConfigurationError, match="landlock"):
         choose("chroot")  # type: ignore[arg-type]
 
 
-def test_the_tool_says_what_is_in_use() -> None:
-    assert f"isolated by {here()[0]}" in make_python_tool().description
+def test_the_description_of_the_tool_names_its_backend() -> None:
+    assert f"isolated by {usable_backends()[0]}" in make_python_tool().description
     assert python.description == make_python_tool().description
     assert "not isolated" in make_python_tool(isolation="none").description
     assert python.invoke({"code": "x = 1"}).startswith("(nothing was printed")
     assert "NameError in line 1" in python.invoke({"code": "print(x)"})
 
 
-@pytest.mark.parametrize("isolation", [*BOUNDARIES, "none"], indirect=True)
-def test_code_imports_the_packages_that_it_is_given(isolation: Isolation, tmp_path: Path) -> None:
+@pytest.mark.parametrize("isolation", [*BACKENDS, "none"], indirect=True)
+def test_code_imports_only_the_packages_that_it_is_given(isolation: Isolation, tmp_path: Path) -> None:
     (tmp_path / "sales.csv").write_text("town,sold\nOslo,3\nRome,4\nOslo,5\n")
     code = "import pandas as pd\nsold = pd.read_csv('sales.csv')\nprint(sold[sold.town == 'Oslo'].sold.mean())"
     assert run_isolated(code, isolation=isolation, folder=tmp_path, packages=["pandas"]) == "4.0\n"
@@ -666,15 +664,15 @@ def test_code_imports_the_packages_that_it_is_given(isolation: Isolation, tmp_pa
     assert tool.invoke({"code": code}) == "4.0\n"
     assert "standard library, numpy, pandas;" in tool.description
     without = make_python_tool(isolation=isolation, folder=tmp_path, packages=[])
-    said = without.invoke({"code": code})
-    assert "No module named 'pandas'" in said
-    assert "nothing can be installed: use the standard library)" in said
+    output = without.invoke({"code": code})
+    assert "No module named 'pandas'" in output
+    assert "nothing can be installed: use the standard library)" in output
     with pytest.raises(ConfigurationError, match="no package 'no-such-package' is installed"):
         make_python_tool(packages=["no-such-package"])
 
 
-@pytest.mark.parametrize("isolation", BOUNDARIES, indirect=True)
-def test_code_reads_no_package_but_those(isolation: Isolation) -> None:
+@pytest.mark.parametrize("isolation", BACKENDS, indirect=True)
+def test_code_reads_no_other_package_and_changes_none(isolation: Isolation) -> None:
     code = "import numpy\n{}"
     for attempted in (f"open({pytest.__file__!r})", "import pytest", "open(numpy.__file__, 'a')"):
         with pytest.raises(ValueError, match=r"FileNotFoundError|PermissionError|ModuleNotFoundError"):
@@ -682,22 +680,22 @@ def test_code_reads_no_package_but_those(isolation: Isolation) -> None:
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_the_filter_goes_forward_and_ends(machine: str) -> None:
-    """As the kernel checks it: jumps stay inside, and every way ends in a verdict."""
+def test_the_seccomp_filter_jumps_only_inside_itself_and_ends_in_a_return(machine: str) -> None:
+    """The kernel checks the same: jumps stay inside, and every path ends in a verdict."""
     for landlock in (False, True):
         program = system_call_filter(landlock=landlock, machine=machine)
         assert program is not None
         lines = list(struct.iter_unpack("<HBBI", program))
         assert len(lines) < 4096
-        for place, (code, yes, no, _) in enumerate(lines):
+        for index, (code, yes, no, _) in enumerate(lines):
             if code & 7 == 5:
-                assert place + 1 + max(yes, no) < len(lines)
+                assert index + 1 + max(yes, no) < len(lines)
         assert lines[-1][0] == 6
     assert system_call_filter(landlock=False, machine="vax") is None
 
 
-def test_what_isolated_code_imports() -> None:
-    """The texts that run inside have the standard library only, and go into a command line of any encoding."""
+def test_worker_scripts_are_ascii_and_import_only_the_standard_library() -> None:
+    """The sandbox has no other modules, and passes the scripts on a command line of any encoding."""
     import ast
 
     import lookahead_agent.sandbox as package

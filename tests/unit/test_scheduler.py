@@ -1,4 +1,4 @@
-"""The decisions, under every order of events."""
+"""Guarantees of the scheduler under every order of events."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ def step(text: str, end: StepEnd) -> Step:
 
 
 def prefix(node: Node) -> Text:
-    """Texts from the front to the node; what is committed is kept by the world."""
+    """Texts of the steps after the front, up to the node; `Simulation` keeps the committed ones."""
     texts: list[str] = []
-    walk: Node | None = node
-    while walk is not None and walk.step is not None and walk.parent is not None:
-        texts.append(walk.step.text)
-        walk = walk.parent
+    current: Node | None = node
+    while current is not None and current.step is not None and current.parent is not None:
+        texts.append(current.step.text)
+        current = current.parent
     return tuple(reversed(texts))
 
 
 @dataclass
-class World:
-    """Models that answer by a function of the prefix, and every rule that the machine must keep."""
+class Simulation:
+    """Models whose steps are functions of the prefix, and all invariants of the scheduler as assertions."""
 
     target: Callable[[Text], Step]
     draft: Callable[[Text, int], Step]
@@ -60,19 +60,19 @@ class World:
     width: int = 1
     early: bool = False
     running: dict[int, tuple[str, Node, Event]] = field(default_factory=dict)
-    ended_as: dict[int, str] = field(default_factory=dict)
+    outcomes: dict[int, str] = field(default_factory=dict)
     started: set[int] = field(default_factory=set)
     committed: list[Node] = field(default_factory=list)
-    ended: Action | None = None
+    last_action: Action | None = None
 
     def text_before(self, node: Node) -> Text:
         own = prefix(node)
         committed = tuple(n.step.text for n in self.committed if n.step is not None)
         return committed + own
 
-    def carry_out(self, actions: list[Action]) -> None:
+    def execute(self, actions: list[Action]) -> None:
         for action in actions:
-            assert self.ended is None, "nothing follows the end"
+            assert self.last_action is None, "no action follows the end of the reply"
             match action:
                 case StartDraft(job, node, rank):
                     drafts = [other for kind, other, _ in self.running.values() if kind == "draft"]
@@ -86,13 +86,13 @@ class World:
                     assert draft.parent is not None
                     assert draft.source is Source.DRAFT
                     assert draft.step.end in (StepEnd.DELIMITER, StepEnd.EOS, StepEnd.STOP)
-                    beside = target.step if target is not None else self.target(self.text_before(draft.parent))
-                    assert beside is not None
+                    reference = target.step if target is not None else self.target(self.text_before(draft.parent))
+                    assert reference is not None
                     if target is not None:
                         assert target.source is Source.TARGET
-                        assert draft.parent is target.parent, "a pair is written from one prefix"
-                        assert draft.step.end is beside.end
-                    self._start(job, "verify", draft, Judged(job, self.accepts(draft.step, beside)))
+                        assert draft.parent is target.parent, "both steps of a pair follow the same prefix"
+                        assert draft.step.end is reference.end
+                    self._start(job, "verify", draft, Judged(job, self.accepts(draft.step, reference)))
                 case Commit(node):
                     self._end(node.job, "committed")
                     self.committed.append(node)
@@ -103,9 +103,9 @@ class World:
                     del self.running[job]
                     self._end(job, "aborted")
                 case Finish() | Fail():
-                    self.ended = action
+                    self.last_action = action
         targets = sum(kind == "target" for kind, _, _ in self.running.values())
-        assert targets <= max(1, self.depth * self.width) + 1, "depth times width, and one hedge"
+        assert targets <= max(1, self.depth * self.width) + 1, "at most depth times width, and one hedge"
 
     def _start(self, job: int, kind: str, node: Node, event: Event) -> None:
         assert job not in self.started
@@ -114,11 +114,11 @@ class World:
 
     def _end(self, job: int, outcome: str) -> None:
         assert job in self.started
-        assert job not in self.ended_as, "a job ends once"
-        self.ended_as[job] = outcome
+        assert job not in self.outcomes, "a job ends once"
+        self.outcomes[job] = outcome
 
     def refutable(self) -> list[tuple[int, int]]:
-        """Running target jobs, with the ranks whose candidates the verifier would not let stand for their steps."""
+        """Running target jobs, each with the rank of a candidate that the verifier would reject."""
         if not self.early:
             return []
         return [
@@ -134,7 +134,7 @@ class World:
 
 
 def model(letters: str, length: int, salt: int) -> Callable[[Text], Step]:
-    """A deterministic model: its step depends on everything before."""
+    """A deterministic model whose step depends on the whole prefix."""
 
     def write(before: Text) -> Step:
         value = hash((before, salt)) & 0xFFFF
@@ -154,7 +154,7 @@ def candidates(first: Callable[[Text], Step], others: Callable[[Text], Step]) ->
     return lambda before, rank: first(before) if rank == 0 else others((*before, str(rank)))
 
 
-def alone(target: Callable[[Text], Step]) -> Text:
+def target_only_reply(target: Callable[[Text], Step]) -> Text:
     texts: Text = ()
     while True:
         written = target(texts)
@@ -163,29 +163,29 @@ def alone(target: Callable[[Text], Step]) -> Text:
             return texts
 
 
-def play(world: World, scheduler: LookaheadScheduler, choose: Callable[[int], int], failures: set[str]) -> None:
-    world.carry_out(scheduler.start())
+def simulate(sim: Simulation, scheduler: LookaheadScheduler, choose: Callable[[int], int], failures: set[str]) -> None:
+    sim.execute(scheduler.start())
     stale: list[Event] = []
     for _ in range(5000):
-        if world.ended is not None:
+        if sim.last_action is not None:
             break
-        if refutable := world.refutable():
-            world.carry_out(scheduler.handle(Refuted(*refutable[choose(len(refutable))])))
-        jobs = sorted(world.running)
+        if refutable := sim.refutable():
+            sim.execute(scheduler.handle(Refuted(*refutable[choose(len(refutable))])))
+        jobs = sorted(sim.running)
         job = jobs[choose(len(jobs))]
-        kind, _, event = world.running.pop(job)
+        kind, _, event = sim.running.pop(job)
         if kind in failures:
             failures.discard(kind)
             event = Failed(job, f"{kind} failed")
         if kind == "verify":
-            world.ended_as[job] = "judged"
+            sim.outcomes[job] = "judged"
         if isinstance(event, Failed):
-            world.ended_as[job] = "failed"
+            sim.outcomes[job] = "failed"
         stale.append(event)
-        world.carry_out(scheduler.handle(event))
-        world.carry_out(scheduler.handle(stale[choose(len(stale))]))  # an event that comes twice changes nothing
-    assert world.ended is not None, "it comes to an end"
-    assert not world.running, "nothing runs on after the end"
+        sim.execute(scheduler.handle(event))
+        sim.execute(scheduler.handle(stale[choose(len(stale))]))  # a repeated event changes nothing
+    assert sim.last_action is not None, "the reply ends"
+    assert not sim.running, "no job outlives the reply"
 
 
 verdicts = st.sampled_from(["equal", "all", "none", "odd"])
@@ -228,25 +228,25 @@ def hold_guarantees(
 ) -> None:
     target = model("ab", length, salts[0])
     draft = candidates(target if salts[2] else model("ab", length, salts[1]), model("ab", length, salts[1] + 1))
-    world = World(target, draft, verdict(how), depth, width, early)
+    sim = Simulation(target, draft, verdict(how), depth, width, early)
     scheduler = LookaheadScheduler(depth, width, hedge, mode == "synchronous", mode == "draft first")
     random = data.draw(st.randoms(use_true_random=False))
-    play(world, scheduler, random.randrange, set(failing))
+    simulate(sim, scheduler, random.randrange, set(failing))
 
-    assert isinstance(world.ended, Finish)
-    assert set(world.ended_as) == world.started, "every job ends"
-    # With the draft first, an equal step is only equal in tokens: its end may be another.
+    assert isinstance(sim.last_action, Finish)
+    assert set(sim.outcomes) == sim.started, "every job ends"
+    # With the draft first, equal steps have equal tokens, but their ends may differ.
     if how == "none" or (how == "equal" and mode != "draft first"):
-        assert world.reply() == alone(target), "the target's own reply, whatever the order"
-    last = world.committed[-1].step
+        assert sim.reply() == target_only_reply(target), "the reply of the target alone"
+    last = sim.committed[-1].step
     assert last is not None
-    assert last.end is world.ended.end
+    assert last.end is sim.last_action.end
     action_open = False
-    for node in world.committed:
+    for node in sim.committed:
         assert node.step is not None
         if node.source is Source.DRAFT:
             assert node.step.end not in (StepEnd.LIMIT, StepEnd.BUDGET, StepEnd.ACTION)
-            assert not action_open, "an action is the target's alone"
+            assert not action_open, "only the target writes an action"
             assert depth > 0
         action_open = action_open or node.step.end is StepEnd.ACTION
 
@@ -259,15 +259,15 @@ def test_guarantees_hold_in_every_order_of_events(**case: Any) -> None:
 
 @given(depth=st.integers(0, 4), salt=st.integers(0, 500), data=st.data())
 @settings(max_examples=200)
-def test_a_failed_target_ends_it(depth: int, salt: int, data: st.DataObject) -> None:
+def test_a_failed_target_fails_the_reply(depth: int, salt: int, data: st.DataObject) -> None:
     target = model("ab", 5, salt)
-    world = World(target, candidates(target, target), verdict("all"), depth)
+    sim = Simulation(target, candidates(target, target), verdict("all"), depth)
     random = data.draw(st.randoms(use_true_random=False))
-    play(world, LookaheadScheduler(depth), random.randrange, {"target"})
-    assert isinstance(world.ended, Fail)
+    simulate(sim, LookaheadScheduler(depth), random.randrange, {"target"})
+    assert isinstance(sim.last_action, Fail)
 
 
-def test_an_event_of_the_wrong_kind_is_refused() -> None:
+def test_an_event_that_does_not_fit_its_job_raises() -> None:
     scheduler = LookaheadScheduler(depth=2)
     job = next(action.job for action in scheduler.start() if isinstance(action, StartTarget))
     with pytest.raises(ValueError, match="does not fit"):

@@ -13,7 +13,7 @@ from lookahead_agent.delimiters import delimiter_finder
 from lookahead_agent.engines import ScriptedTokenizer
 from lookahead_agent.errors import ConfigurationError
 
-ROOM = 64  # characters: longer than any marker here
+ROOM = 64  # characters; more than the longest marker
 
 
 def segment(text: str, rules: Segmentation, budget: int = 10_000, eos: bool = True) -> list[Step]:
@@ -41,15 +41,15 @@ def test_a_blank_line_ends_a_step() -> None:
     assert [step.end for step in steps] == [StepEnd.DELIMITER, StepEnd.DELIMITER, StepEnd.EOS]
 
 
-def test_blank_lines_before_any_text_do_not_end_a_step() -> None:
+def test_leading_blank_lines_do_not_end_a_step() -> None:
     assert [step.text for step in segment("\n\n\n\none\n\n\n\ntwo", Segmentation())] == ["\n\n\n\none\n\n", "\n\ntwo"]
 
 
-def test_another_delimiter() -> None:
+def test_a_custom_delimiter_ends_a_step() -> None:
     assert [step.text for step in segment("a; b; c", Segmentation(delimiter=";"))] == ["a;", " b;", " c"]
 
 
-def test_a_long_step_is_cut() -> None:
+def test_a_step_is_truncated_at_max_step_tokens() -> None:
     steps = segment("one two three four", Segmentation(max_step_tokens=3))
     assert [step.end for step in steps] == [StepEnd.LIMIT, StepEnd.EOS]
 
@@ -76,15 +76,15 @@ def test_an_action_marker_ends_a_step() -> None:
 
 
 @given(st.lists(st.sampled_from(["a", " b", "\n", "\n\n", ".", "é", "x y"]), max_size=40))
-def test_steps_put_together_are_the_text(pieces: list[str]) -> None:
+def test_steps_concatenate_to_the_text(pieces: list[str]) -> None:
     text = "".join(pieces)
     steps = segment(text, Segmentation(max_step_tokens=7))
     assert "".join(step.text for step in steps) == text
     assert all(step.token_ids for step in steps)
 
 
-class Pieces:
-    """A tokenizer's stream in which each token is one of these texts."""
+class TokenTexts:
+    """A detokenizer stream in which token `n` decodes to the text with index `n`."""
 
     def __init__(self, *texts: str) -> None:
         self._texts = texts
@@ -96,9 +96,9 @@ class Pieces:
         return ""
 
 
-def cut(pieces: list[str], rules: Segmentation | None = None) -> list[str]:
-    """Texts of the complete steps, and of what is left."""
-    stream, texts = Pieces(*pieces), [""]
+def split(pieces: list[str], rules: Segmentation | None = None) -> list[str]:
+    """Texts of the complete steps, then of the incomplete one."""
+    stream, texts = TokenTexts(*pieces), [""]
     rules = rules or Segmentation()
     before = PrefixContext(ROOM)
     segmenter = Segmenter(rules, stream, before, 1000)
@@ -122,8 +122,8 @@ def cut(pieces: list[str], rules: Segmentation | None = None) -> list[str]:
         (["So.\n", "", "\n", "Then"], ["So.\n\n", "Then"]),
     ],
 )
-def test_a_delimiter_split_over_tokens_or_merged_into_one(pieces: list[str], steps: list[str]) -> None:
-    assert cut(pieces) == steps
+def test_delimiters_split_over_tokens_or_merged_into_one_are_found(pieces: list[str], steps: list[str]) -> None:
+    assert split(pieces) == steps
 
 
 @pytest.mark.parametrize(
@@ -138,43 +138,43 @@ def test_a_delimiter_split_over_tokens_or_merged_into_one(pieces: list[str], ste
         "\\begin{align}\n\\begin{array}a\\end{array}\n\nb\\end{align}",
     ],
 )
-def test_blank_lines_inside_code_and_displays_end_no_step(block: str) -> None:
+def test_blank_lines_inside_code_and_display_math_end_no_step(block: str) -> None:
     assert [step.text for step in segment(f"See:\n{block}\n\nSo it is.", Segmentation())] == [
         f"See:\n{block}\n\n",
         "So it is.",
     ]
 
 
-def test_a_step_cut_inside_a_block_is_still_inside_it() -> None:
+def test_a_block_stays_open_after_a_step_truncated_inside_it() -> None:
     steps = segment("a\n```\nb c\n\nd e\n\nf\n```\n\ng", Segmentation(max_step_tokens=7))
     assert [step.end for step in steps[:-2]] == [StepEnd.LIMIT] * (len(steps) - 2)
     assert steps[-2].end is StepEnd.DELIMITER
     assert steps[-1].text == "g"
 
 
-def test_a_pattern_as_delimiter() -> None:
+def test_a_regular_expression_works_as_delimiter() -> None:
     sentences = Segmentation(delimiter=re.compile(r"(?<=[.!?])\s"))
     pieces = ["It", " is", " 1", ".", "5", ".", " ", "Is", " it", "? ", "Yes", "!", "\n", "So"]
-    assert cut(pieces, sentences) == ["It is 1.5. ", "Is it? ", "Yes!\n", "So"]
+    assert split(pieces, sentences) == ["It is 1.5. ", "Is it? ", "Yes!\n", "So"]
 
 
-def test_the_tag_that_closes_the_thinking_ends_a_step_even_in_a_block() -> None:
+def test_the_closing_thinking_tag_ends_a_step_even_in_a_code_block() -> None:
     rules = Segmentation(boundary="</think>")
-    assert cut(["So", "</", "think", ">", "The", " answer"], rules) == ["So</think>", "The answer"]
-    assert cut(["```\n", "x", "</think>", "The"], rules) == ["```\nx</think>", "The"]
+    assert split(["So", "</", "think", ">", "The", " answer"], rules) == ["So</think>", "The answer"]
+    assert split(["```\n", "x", "</think>", "The"], rules) == ["```\nx</think>", "The"]
 
 
-def test_the_tag_that_opens_the_thinking_ends_a_step() -> None:
+def test_the_opening_thinking_tag_ends_a_step() -> None:
     rules = Segmentation(thinking_marker="<think>")
-    stream = Pieces("<think>", "\n")
+    stream = TokenTexts("<think>", "\n")
     step = Segmenter(rules, stream, PrefixContext(ROOM), 10).push(0)
     assert step is not None
     assert step.end is StepEnd.THINKING
 
 
-def test_a_marker_cut_by_the_length_limit_is_still_found() -> None:
+def test_a_marker_split_by_the_step_limit_is_still_found() -> None:
     rules = Segmentation(action_markers=("<tool_call>",), max_step_tokens=2)
-    stream = Pieces("I", " call <tool", "_call>", "{}")
+    stream = TokenTexts("I", " call <tool", "_call>", "{}")
     first = Segmenter(rules, stream, PrefixContext(ROOM), 10)
     assert first.push(0) is None
     step = first.push(1)
@@ -196,12 +196,12 @@ _PIECES = ["a", "\n", "``", "```", "~~~", "\\", "[", "\\]", "$", "$$", "\\begin{
 
 
 @given(st.lists(st.sampled_from(_PIECES), max_size=30), st.integers(0, 30), st.integers(0, 7))
-def test_what_is_known_of_the_text_before_depends_on_no_cut(pieces: list[str], cut: int, room: int) -> None:
-    first, second = "".join(pieces[:cut]), "".join(pieces[cut:])
+def test_prefix_context_does_not_depend_on_how_the_text_is_split(pieces: list[str], position: int, room: int) -> None:
+    first, second = "".join(pieces[:position]), "".join(pieces[position:])
     assert PrefixContext(room).then(first).then(second) == PrefixContext(room).then(first + second)
 
 
-def test_steps_of_a_number_of_tokens() -> None:
+def test_step_tokens_sets_the_length_of_each_step() -> None:
     steps = segment(
         "one\n\ntwo three four <tool> five", Segmentation(step_tokens=2, action_markers=("<tool>",)), budget=6
     )
@@ -224,7 +224,7 @@ def test_steps_of_a_number_of_tokens() -> None:
         re.compile(r"(a) (?# a comment) \1", re.VERBOSE),
     ],
 )
-def test_a_pattern_matches_where_re_says(pattern: re.Pattern[str], text: str) -> None:
+def test_delimiter_finder_matches_where_re_does(pattern: re.Pattern[str], text: str) -> None:
     found = [match.span() for match in delimiter_finder(pattern)(text, 1)]
     assert found == [match.span() for match in pattern.finditer(text, 1)]
 
@@ -241,17 +241,17 @@ def test_a_pattern_matches_where_re_says(pattern: re.Pattern[str], text: str) ->
     ],
 )
 @pytest.mark.timeout(60)
-def test_no_pattern_holds_up_the_others(pattern: str) -> None:
-    """Each of them takes `re` longer than anybody waits."""
+def test_a_catastrophic_pattern_raises_at_its_timeout_or_matches_in_time(pattern: str) -> None:
+    """Each pattern takes exponential time in `re`."""
     text = "more words and more. " * 90
     try:
         steps = segment(text, Segmentation(delimiter=re.compile(pattern), max_step_tokens=1000))
     except ConfigurationError as error:
         steps = []
-        told = str(error)
+        message = str(error)
     else:
-        told = ""
-    assert "longer than 0.02 s" in told or "".join(step.text for step in steps) == text
+        message = ""
+    assert "longer than 0.02 s" in message or "".join(step.text for step in steps) == text
 
 
 @pytest.mark.parametrize(
@@ -266,6 +266,6 @@ def test_no_pattern_holds_up_the_others(pattern: str) -> None:
         (r"b|", "matches the empty text"),
     ],
 )
-def test_patterns_that_no_step_can_end_with(pattern: str, message: str) -> None:
+def test_oversized_and_empty_matching_patterns_are_rejected(pattern: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         delimiter_finder(re.compile(pattern))

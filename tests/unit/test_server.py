@@ -45,7 +45,7 @@ def events(response: httpx.Response) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines[:-1]]
 
 
-def test_a_reply(url: str) -> None:
+def test_a_chat_completion_has_reply_usage_and_speculation_statistics(url: str) -> None:
     body = post(url, CHAT).json()
     (choice,) = body["choices"]
     assert choice["message"]["content"] == REPLY
@@ -57,7 +57,7 @@ def test_a_reply(url: str) -> None:
     ]
 
 
-def test_a_stream(url: str) -> None:
+def test_a_streamed_chat_completion_has_deltas_and_usage(url: str) -> None:
     response = post(url, CHAT | {"stream": True, "stream_options": {"include_usage": True}})
     assert response.headers["content-type"].startswith("text/event-stream")
     chunks = events(response)
@@ -69,7 +69,7 @@ def test_a_stream(url: str) -> None:
     assert len({chunk["id"] for chunk in chunks}) == 1
 
 
-def test_several_choices(url: str) -> None:
+def test_n_choices_share_the_prompt_tokens_and_are_indexed(url: str) -> None:
     body = post(url, CHAT | {"n": 3, "seed": 5}).json()
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
     single = post(url, CHAT).json()["usage"]
@@ -81,7 +81,7 @@ def test_several_choices(url: str) -> None:
         assert "".join(choice["delta"].get("content", "") for choice in own) == REPLY
 
 
-def test_seeds_differ_by_choice() -> None:
+def test_each_choice_has_its_own_seed() -> None:
     llm = scripted_chat(REPLY, temperature=1.0, policy="off")
     with serving(llm) as (url, _):
         post(url, CHAT | {"n": 2, "seed": 5})
@@ -104,22 +104,22 @@ def test_seeds_differ_by_choice() -> None:
         ({}, {"node": "outer:planner"}, "exact"),
     ],
 )
-def test_policies(url: str, headers: dict[str, str], extra: dict[str, Any], policy: str) -> None:
+def test_header_body_or_node_sets_policy(url: str, headers: dict[str, str], extra: dict[str, Any], policy: str) -> None:
     assert post(url, CHAT | extra, **headers).json()["lookahead"][0]["policy"] == policy
 
 
-def test_variables_of_the_chat_template(url: str) -> None:
+def test_chat_template_kwargs_are_accepted(url: str) -> None:
     assert post(url, CHAT | {"chat_template_kwargs": {"enable_thinking": False}}).status_code == 200
 
 
-def test_stop_and_length(url: str) -> None:
+def test_stop_strings_and_max_tokens_end_the_reply(url: str) -> None:
     assert post(url, CHAT | {"stop": "that"}).json()["choices"][0]["message"]["content"] == "First this.\n\nThen "
     choice = post(url, CHAT | {"max_tokens": 3}).json()["choices"][0]
     assert choice["finish_reason"] == "length"
     assert post(url, CHAT | {"max_completion_tokens": 3}).json()["usage"]["completion_tokens"] == 3
 
 
-def test_texts_without_a_template(url: str) -> None:
+def test_completions_take_texts_and_token_ids(url: str) -> None:
     body = {"prompt": "assistant: ", "max_tokens": 50}
     reply = post(url, body, "/v1/completions").json()
     assert reply["choices"][0]["text"] == REPLY
@@ -167,7 +167,7 @@ def test_texts_without_a_template(url: str) -> None:
         ({"stream_options": {"include_usage": True}}, "stream=true"),
     ],
 )
-def test_what_cannot_be_is_refused_in_words(url: str, change: dict[str, Any], message: str) -> None:
+def test_invalid_requests_return_400_with_a_reason(url: str, change: dict[str, Any], message: str) -> None:
     for stream in (False, True):
         response = post(url, CHAT | ({"stream": True} if stream and "stream_options" not in change else {}) | change)
         assert response.status_code == 400
@@ -176,7 +176,7 @@ def test_what_cannot_be_is_refused_in_words(url: str, change: dict[str, Any], me
         assert error["type"] == "invalid_request_error"
 
 
-def test_another_model(url: str) -> None:
+def test_an_unknown_model_returns_404(url: str) -> None:
     response = post(url, CHAT | {"model": "gpt-9"})
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "model_not_found"
@@ -185,7 +185,7 @@ def test_another_model(url: str) -> None:
     assert model["max_model_len"] > 0
 
 
-def test_what_is_not_there(url: str) -> None:
+def test_unknown_paths_wrong_methods_and_malformed_json_are_rejected(url: str) -> None:
     assert httpx.get(url + "/v1/engines").status_code == 404
     assert httpx.get(url + "/v1/chat/completions").status_code == 405
     response = httpx.post(url + "/v1/chat/completions", content=b"{oops", headers={"content-type": "application/json"})
@@ -193,7 +193,7 @@ def test_what_is_not_there(url: str) -> None:
     assert "error" in response.json()
 
 
-def test_thinking_comes_apart() -> None:
+def test_thinking_is_returned_as_reasoning_content() -> None:
     tokenizer = ScriptedTokenizer(thinking=ThinkingTags())
     engine = ScriptedEngine(tokenizer, reply_script(lambda _: "<think>I think.\n\nSo.</think>\n\nIt is 4."))
     with serving(ChatLookahead(engines=EngineSet(engine), policy="off")) as (url, _):
@@ -204,7 +204,7 @@ def test_thinking_comes_apart() -> None:
     assert "".join(delta.get("content", "") for delta in deltas) == "It is 4."
 
 
-def test_a_key_is_asked_for() -> None:
+def test_the_api_key_is_required_except_for_health() -> None:
     with serving(scripted_chat(REPLY), api_key="secret") as (url, _):
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}):
             response = post(url, CHAT, **headers)
@@ -215,20 +215,20 @@ def test_a_key_is_asked_for() -> None:
         assert httpx.get(url + "/health").status_code == 200
 
 
-def test_bodies_that_are_too_long() -> None:
+def test_oversized_bodies_return_413() -> None:
     with serving(scripted_chat(REPLY), max_body_bytes=1000) as (url, _):
-        long = json.dumps({"messages": [{"role": "user", "content": "x" * 2000}]}).encode()
-        asked = {"url": url + "/v1/chat/completions", "headers": {"Content-Type": "application/json"}}
-        assert httpx.post(**asked, content=long).status_code == 413
+        body = json.dumps({"messages": [{"role": "user", "content": "x" * 2000}]}).encode()
+        request = {"url": url + "/v1/chat/completions", "headers": {"Content-Type": "application/json"}}
+        assert httpx.post(**request, content=body).status_code == 413
 
-        def pieces() -> Iterator[bytes]:
-            yield long
+        def chunks() -> Iterator[bytes]:
+            yield body
 
-        assert httpx.post(**asked, content=pieces()).status_code == 413
+        assert httpx.post(**request, content=chunks()).status_code == 413
         assert post(url, CHAT).status_code == 200
 
 
-def test_prompts_that_are_too_long() -> None:
+def test_prompts_beyond_the_context_return_context_length_exceeded() -> None:
     with serving(ChatLookahead(engines=scripted_engines(REPLY, context_length=60))) as (url, _):
         assert post(url, CHAT).status_code == 200
         response = post(url, {"messages": [{"role": "user", "content": "word " * 90}]})
@@ -244,13 +244,13 @@ def slow_chat(seconds: float = 30.0) -> ChatLookahead:
     )
 
 
-def running(llm: ChatLookahead) -> int:
+def in_flight(llm: ChatLookahead) -> int:
     assert llm.engines is not None
     assert llm.engines.draft is not None
     return llm.engines.target.in_flight + llm.engines.draft.in_flight
 
 
-async def test_too_many_requests_are_sent_away() -> None:
+async def test_requests_beyond_the_queue_return_429() -> None:
     llm = slow_chat()
     with serving(llm, concurrent=2, queue=1) as (url, writer):
         async with httpx.AsyncClient(timeout=60) as client:
@@ -265,34 +265,34 @@ async def test_too_many_requests_are_sent_away() -> None:
             for task in waiting:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
-        await becomes(lambda: running(llm) == 0 and writer.admission.running == writer.admission.waiting == 0)
+        await becomes(lambda: in_flight(llm) == 0 and writer.admission.running == writer.admission.waiting == 0)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_goes_stops_the_engines(stream: bool) -> None:
+async def test_a_client_that_disconnects_aborts_its_engine_requests(stream: bool) -> None:
     llm = slow_chat()
     with serving(llm) as (url, writer):
         async with httpx.AsyncClient(timeout=60) as client:
 
-            async def ask() -> None:
+            async def read_reply() -> None:
                 body = CHAT | {"stream": stream}
                 async with client.stream("POST", url + "/v1/chat/completions", json=body) as response:
                     async for _ in response.aiter_lines():
                         continue
 
-            task = asyncio.create_task(ask())
-            await becomes(lambda: running(llm) > 0)
+            task = asyncio.create_task(read_reply())
+            await becomes(lambda: in_flight(llm) > 0)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        await becomes(lambda: running(llm) == 0 and writer.admission.running == 0)
+        await becomes(lambda: in_flight(llm) == 0 and writer.admission.running == 0)
 
 
-def test_shutting_down_finishes_what_runs() -> None:
+def test_shutdown_waits_for_running_requests() -> None:
     with ThreadPoolExecutor() as threads:
         with serving(slow_chat(1.0)) as (url, writer):
-            asked = threads.submit(post, url, CHAT)
+            pending = threads.submit(post, url, CHAT)
             asyncio.run(becomes(lambda: writer.admission.running == 1))
-        assert asked.result().json()["choices"][0]["message"]["content"].endswith("It is 4.")
+        assert pending.result().json()["choices"][0]["message"]["content"].endswith("It is 4.")
 
 
 def failing_chat(error: str) -> ChatLookahead:
@@ -301,7 +301,7 @@ def failing_chat(error: str) -> ChatLookahead:
     return ChatLookahead(engines=EngineSet(ScriptedEngine(tokenizer, steps)), policy="off")
 
 
-def test_failures_tell_nothing_about_the_machine(caplog: pytest.LogCaptureFixture) -> None:
+def test_engine_errors_are_logged_but_not_disclosed(caplog: pytest.LogCaptureFixture) -> None:
     with serving(failing_chat("cannot read /srv/models/secret-name/config.json")) as (url, _):
         response = post(url, CHAT)
         assert response.status_code == 500
@@ -313,13 +313,13 @@ def test_failures_tell_nothing_about_the_machine(caplog: pytest.LogCaptureFixtur
     assert any("secret-name" in record.message for record in caplog.records)
 
 
-def test_configuration_errors_lose_their_paths() -> None:
+def test_configuration_errors_hide_paths_and_urls() -> None:
     refused = refusal(ConfigurationError("/srv/models/qwen has no chat template; see http://10.0.0.3:8000/v1"))
     assert (refused.status, refused.message) == (400, "… has no chat template; see …")
     assert refusal(EngineError("x")).status == 500
 
 
-def test_figures_for_prometheus() -> None:
+def test_metrics_count_replies_steps_and_tokens_by_node_and_policy() -> None:
     llm = scripted_chat(REPLY, lambda _: "First this.\n\nThen  that.\n\nIt is 4.", policies={"planner": "exact"})
     with serving(llm) as (url, _):
         post(url, CHAT, **{"X-Lookahead-Node": "planner"})
@@ -333,16 +333,16 @@ def test_figures_for_prometheus() -> None:
     assert 'lookahead_replies_total{finish_reason="stop",node="",policy="exact"} 1.0' in text
     assert 'lookahead_tokens_total{fate="committed",model="draft",node="planner",policy="exact"}' in text
     assert 'lookahead_refused_total{status="400"} 1.0' in text
-    read = [line for line in text.splitlines() if 'prompt_tokens_total{model="draft",node="planner"' in line]
-    assert [float(line.split()[-1]) > 0 for line in sorted(read)] == [False, True], "nothing from the cache, all read"
-    for figure in ("reply", "prompt", "writing"):
-        assert f'lookahead_{figure}_seconds_count{{node="planner",policy="exact"}} 1.0' in text
+    prompt_lines = [line for line in text.splitlines() if 'prompt_tokens_total{model="draft",node="planner"' in line]
+    assert [float(line.split()[-1]) > 0 for line in sorted(prompt_lines)] == [False, True], "all prefilled, none cached"
+    for histogram in ("reply", "prompt", "writing"):
+        assert f'lookahead_{histogram}_seconds_count{{node="planner",policy="exact"}} 1.0' in text
     assert "lookahead_running 0.0" in text
     assert 'lookahead_audited_steps{outcome="agreed"} 0.0' in text
     assert "lookahead_tightened_policies 0.0" in text
 
 
-def test_health_says_when_the_engines_are_gone() -> None:
+def test_health_returns_503_after_an_engine_has_ended() -> None:
     llm = scripted_chat(REPLY)
     with serving(llm) as (url, _):
         assert httpx.get(url + "/health").json()["status"] == "ok"

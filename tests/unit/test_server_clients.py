@@ -1,4 +1,4 @@
-"""The official clients against the server: what works with OpenAI's works here."""
+"""OpenAI's SDK and `ChatOpenAI` work with this server as with OpenAI's."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Worked(BaseModel):
 WORKED = Worked(steps=[Step(explanation="Two and two.", output="4")], number=4)
 
 
-def asked(text: str) -> list[ChatCompletionMessageParam]:
+def user(text: str) -> list[ChatCompletionMessageParam]:
     return [{"role": "user", "content": text}]
 
 
@@ -92,13 +92,13 @@ def chat(url: str) -> ChatOpenAI:
 MODEL = "qwen2.5-coder-1.5b"
 
 
-def test_openai_chat_and_stream(client: openai.OpenAI) -> None:
+def test_openai_sdk_chats_streams_and_sets_a_policy(client: openai.OpenAI) -> None:
     reply = client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "?"}], seed=1)
     assert reply.choices[0].message.content == REPLY
-    pieces = client.chat.completions.create(
+    stream = client.chat.completions.create(
         model=MODEL, messages=[{"role": "user", "content": "?"}], stream=True, stream_options={"include_usage": True}
     )
-    chunks = list(pieces)
+    chunks = list(stream)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == REPLY
     assert chunks[-1].usage is not None
     reply = client.chat.completions.create(
@@ -109,7 +109,7 @@ def test_openai_chat_and_stream(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_openai_tools(client: openai.OpenAI, stream: bool) -> None:
+def test_openai_sdk_calls_a_tool_and_returns_its_result(client: openai.OpenAI, stream: bool) -> None:
     if stream:
         with client.chat.completions.stream(
             model=MODEL, messages=[{"role": "user", "content": "1 + 2?"}], tools=[TOOL]
@@ -138,7 +138,7 @@ def test_openai_tools(client: openai.OpenAI, stream: bool) -> None:
     assert answer.choices[0].message.content == REPLY
 
 
-def test_openai_forced_tools_and_structured_output(client: openai.OpenAI) -> None:
+def test_openai_sdk_forces_a_tool_and_parses_structured_output(client: openai.OpenAI) -> None:
     reply = client.chat.completions.create(
         model=MODEL, messages=[{"role": "user", "content": "You must call."}], tools=[TOOL], tool_choice="required"
     )
@@ -149,14 +149,14 @@ def test_openai_forced_tools_and_structured_output(client: openai.OpenAI) -> Non
     assert parsed.choices[0].message.parsed == Answer(number=4)
 
 
-def test_openai_parses_nested_models_whole_and_streamed_and_calls(client: openai.OpenAI) -> None:
-    parsed = client.chat.completions.parse(model=MODEL, messages=asked("4 with steps"), response_format=Worked)
+def test_openai_sdk_parses_nested_models_and_tool_arguments(client: openai.OpenAI) -> None:
+    parsed = client.chat.completions.parse(model=MODEL, messages=user("4 with steps"), response_format=Worked)
     assert parsed.choices[0].message.parsed == WORKED
-    with client.chat.completions.stream(model=MODEL, messages=asked("4 with steps"), response_format=Worked) as events:
+    with client.chat.completions.stream(model=MODEL, messages=user("4 with steps"), response_format=Worked) as events:
         assert {event.type for event in events} >= {"content.delta", "content.done"}
         assert events.get_final_completion().choices[0].message.parsed == WORKED
     called = client.chat.completions.parse(
-        model=MODEL, messages=asked("1 + 2?"), tools=[openai.pydantic_function_tool(Summands, name="add")]
+        model=MODEL, messages=user("1 + 2?"), tools=[openai.pydantic_function_tool(Summands, name="add")]
     )
     (call,) = called.choices[0].message.tool_calls or ()
     assert call.function.parsed_arguments == Summands(a=1, b=2)
@@ -169,36 +169,36 @@ class Summands(BaseModel):
     b: int
 
 
-async def test_openai_async(url: str) -> None:
+async def test_async_openai_sdk_chats_and_streams(url: str) -> None:
     async with openai.AsyncOpenAI(base_url=url, api_key="secret", max_retries=0) as client:
         replies = await asyncio.gather(
-            *(client.chat.completions.create(model=MODEL, messages=asked("?")) for _ in range(4))
+            *(client.chat.completions.create(model=MODEL, messages=user("?")) for _ in range(4))
         )
         assert [reply.choices[0].message.content for reply in replies] == [REPLY] * 4
-        events = await client.chat.completions.create(model=MODEL, messages=asked("?"), stream=True)
+        events = await client.chat.completions.create(model=MODEL, messages=user("?"), stream=True)
         assert "".join([event.choices[0].delta.content or "" async for event in events if event.choices]) == REPLY
 
 
-def test_what_is_absent_and_what_is_wrong_are_the_sdks_own_errors_in_words(client: openai.OpenAI, url: str) -> None:
+def test_rejected_requests_raise_errors_of_the_sdk_with_a_reason(client: openai.OpenAI, url: str) -> None:
     with pytest.raises(openai.NotFoundError, match=r"answers POST /v1/chat/completions"):
         client.responses.create(model=MODEL, input="?")
     with pytest.raises(openai.NotFoundError, match=r"answers POST /v1/chat/completions"):
         client.embeddings.create(model=MODEL, input="?")
     with pytest.raises(openai.BadRequestError, match="temperature") as raised:
-        client.chat.completions.create(model=MODEL, messages=asked("?"), temperature=9)
+        client.chat.completions.create(model=MODEL, messages=user("?"), temperature=9)
     assert raised.value.type == "invalid_request_error"
     with pytest.raises(openai.BadRequestError, match="messages"):
         client.chat.completions.create(model=MODEL, messages=[])
     with pytest.raises(openai.BadRequestError, match="logprobs"):
-        client.chat.completions.create(model=MODEL, messages=asked("?"), stream=True, logprobs=True)
+        client.chat.completions.create(model=MODEL, messages=user("?"), stream=True, logprobs=True)
     with pytest.raises(openai.AuthenticationError, match="API key") as refused:
         openai.OpenAI(base_url=url, api_key="wrong", max_retries=0).chat.completions.create(
-            model=MODEL, messages=asked("?")
+            model=MODEL, messages=user("?")
         )
     assert refused.value.type == "authentication_error"
 
 
-def test_openai_models_completions_and_errors(client: openai.OpenAI, url: str) -> None:
+def test_openai_sdk_lists_models_completes_texts_and_raises_errors(client: openai.OpenAI, url: str) -> None:
     assert [model.id for model in client.models.list()] == [MODEL]
     assert client.completions.create(model=MODEL, prompt="assistant: ", max_tokens=50).choices[0].text == REPLY
     with pytest.raises(openai.NotFoundError):
@@ -209,7 +209,7 @@ def test_openai_models_completions_and_errors(client: openai.OpenAI, url: str) -
         openai.OpenAI(base_url=url, api_key="wrong", max_retries=0).models.list()
 
 
-def test_chat_openai(chat: ChatOpenAI) -> None:
+def test_chat_openai_invokes_streams_and_calls_tools(chat: ChatOpenAI) -> None:
     assert chat.invoke("?").text == REPLY
     assert "".join(chunk.text for chunk in chat.stream("?")) == REPLY
     bound = chat.bind_tools([add])
@@ -217,11 +217,11 @@ def test_chat_openai(chat: ChatOpenAI) -> None:
     assert message.tool_calls[0]["args"] == {"a": 1, "b": 2}
     history = [HumanMessage("1 + 2?"), message, ToolMessage("3", tool_call_id=message.tool_calls[0]["id"])]
     assert bound.invoke(history).text == REPLY
-    whole = None
+    total = None
     for chunk in bound.stream("1 + 2?"):
-        whole = chunk if whole is None else whole + chunk  # type: ignore[assignment]
-    assert whole is not None
-    assert whole.tool_calls[0]["name"] == "add"
+        total = chunk if total is None else total + chunk  # type: ignore[assignment]
+    assert total is not None
+    assert total.tool_calls[0]["name"] == "add"
 
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
@@ -229,18 +229,18 @@ def test_chat_openai_structured_output(chat: ChatOpenAI, method: str) -> None:
     structured = chat.with_structured_output(Answer, method=method)  # type: ignore[arg-type]
     if method == "function_calling":
         with serving(scripted_chat('{"name": "Answer", "arguments": {"number": 4}}')) as (url, _):
-            other = ChatOpenAI(base_url=url + "/v1", api_key="x", model=MODEL)  # type: ignore[arg-type]
-            assert other.with_structured_output(Answer, method="function_calling").invoke("?") == Answer(number=4)
+            llm = ChatOpenAI(base_url=url + "/v1", api_key="x", model=MODEL)  # type: ignore[arg-type]
+            assert llm.with_structured_output(Answer, method="function_calling").invoke("?") == Answer(number=4)
     else:
         assert structured.invoke("Answer in JSON.") == Answer(number=4)
 
 
 @pytest.mark.parametrize("method", ["json_schema", "json_mode", "function_calling"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_chat_openai_structured_output_with_its_message(method: str, stream: bool) -> None:
+def test_chat_openai_structured_output_with_include_raw(method: str, stream: bool) -> None:
     with serving(scripted_chat(summands)) as (address, _):
-        other = ChatOpenAI(base_url=address + "/v1", api_key="x", model=MODEL)  # type: ignore[arg-type]
-        structured = other.with_structured_output(Summands, method=method, include_raw=True)  # type: ignore[arg-type]
+        llm = ChatOpenAI(base_url=address + "/v1", api_key="x", model=MODEL)  # type: ignore[arg-type]
+        structured = llm.with_structured_output(Summands, method=method, include_raw=True)  # type: ignore[arg-type]
         found: dict[str, object] = {}
         if stream:
             for part in structured.stream("1 + 2, in JSON"):
@@ -252,7 +252,7 @@ def test_chat_openai_structured_output_with_its_message(method: str, stream: boo
 
 
 def summands(prompt: str) -> str:
-    """The form's content, or the call that is forced."""
+    """JSON of the schema, or the forced call."""
     arguments = '{"a": 1, "b": 2}'
     return f'{{"name": "Summands", "arguments": {arguments}}}' if "tools:" in prompt else arguments
 
@@ -272,9 +272,9 @@ def test_an_agent_on_chat_openai_calls_its_tool_and_answers(chat: ChatOpenAI, st
     assert messages[3].text == REPLY
 
 
-def test_chat_openai_counts_tokens(chat: ChatOpenAI) -> None:
-    whole = chat.invoke("?").usage_metadata
-    assert whole is not None
-    assert whole["total_tokens"] == whole["input_tokens"] + whole["output_tokens"] > 0
+def test_chat_openai_reports_the_same_usage_with_and_without_streaming(chat: ChatOpenAI) -> None:
+    usage = chat.invoke("?").usage_metadata
+    assert usage is not None
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"] > 0
     streamed = [chunk.usage_metadata for chunk in chat.stream("?", stream_usage=True) if chunk.usage_metadata]
-    assert [usage["total_tokens"] for usage in streamed] == [whole["total_tokens"]]
+    assert [each["total_tokens"] for each in streamed] == [usage["total_tokens"]]

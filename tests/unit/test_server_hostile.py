@@ -1,4 +1,4 @@
-"""Clients that mean no good, or do not know what they do: each gets a 4xx or a reply, and nobody else notices."""
+"""Hostile and broken clients: each gets a 4xx or a reply, and other clients are not affected."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ REPLY = "First this.\n\nThen that.\n\nIt is 4."
 ROOT = Path(__file__).parents[2]
 
 
-class Running:
-    """A server in a process of its own."""
+class ServerProcess:
+    """A server in a separate process."""
 
     def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
         assert process.stdout is not None
@@ -54,18 +54,18 @@ class Running:
     def memory(self) -> int:
         return int(psutil.Process(self.process.pid).memory_info().rss)
 
-    def connect(self, sent: bytes = b"") -> socket.socket:
-        made = socket.create_connection(("127.0.0.1", self.port), timeout=20)
-        made.sendall(sent)
-        return made
+    def connect(self, data: bytes = b"") -> socket.socket:
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        connection.sendall(data)
+        return connection
 
-    def ends_by(self, number: signal.Signals) -> None:
+    def assert_ends_on(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
         assert self.process.wait(20) in (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
 @contextmanager
-def running(tmp_path: Path, descriptors: int | None = None, **settings: Any) -> Iterator[Running]:
+def serve(tmp_path: Path, descriptors: int | None = None, **settings: Any) -> Iterator[ServerProcess]:
     log = tmp_path / "log"
     command = [sys.executable, "-m", "tests.unit.server_program", json.dumps(settings)]
     with log.open("w") as errors:
@@ -78,7 +78,7 @@ def running(tmp_path: Path, descriptors: int | None = None, **settings: Any) -> 
             env=os.environ | {"PYTHONPATH": str(ROOT)},
         )
         try:
-            yield Running(process, log)
+            yield ServerProcess(process, log)
         finally:
             process.kill()
             process.wait()
@@ -86,10 +86,10 @@ def running(tmp_path: Path, descriptors: int | None = None, **settings: Any) -> 
             process.stdout.close()
 
 
-def closed(made: socket.socket) -> bool:
+def closed(connection: socket.socket) -> bool:
     """Whether the server closes a connection within the socket's timeout."""
     try:
-        while made.recv(65536):
+        while connection.recv(65536):
             continue
     except ConnectionResetError:
         return True
@@ -98,84 +98,84 @@ def closed(made: socket.socket) -> bool:
     return True
 
 
-def answer(made: socket.socket) -> bytes:
+def receive(connection: socket.socket) -> bytes:
     """The first bytes that the server sends."""
-    with made:
-        return made.recv(65536)
+    with connection:
+        return connection.recv(65536)
 
 
-def ask(server: Running, **headers: str) -> httpx.Response:
+def post_chat(server: ServerProcess, **headers: str) -> httpx.Response:
     return httpx.post(server.url + CHAT, json={"messages": [USER]}, headers=headers, timeout=20)
 
 
 # Connections
 
 
-def test_half_sent_requests_end_and_disturb_nobody(tmp_path: Path) -> None:
+def test_half_sent_requests_time_out_and_block_no_other_client(tmp_path: Path) -> None:
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
     body = head + b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
-    with running(tmp_path, request_timeout=1, connections=100) as server:
-        halves = [server.connect(sent) for sent in (b"", b"GET", head, body) for _ in range(75)]
+    with serve(tmp_path, request_timeout=1, connections=100) as server:
+        half_sent = [server.connect(sent) for sent in (b"", b"GET", head, body) for _ in range(75)]
         assert server.health() == 200
-        assert ask(server).json()["choices"][0]["message"]["content"] == REPLY
-        assert [closed(made) for made in halves] == [True] * 300
-        assert b"408" in answer(server.connect(body))
-        for made in halves:
-            made.close()
-        told = [line for line in server.log.read_text().splitlines() if "Closed" in line]
-        assert len(told) == 1, "one line, however many there are"
-        server.ends_by(signal.SIGTERM)
+        assert post_chat(server).json()["choices"][0]["message"]["content"] == REPLY
+        assert [closed(connection) for connection in half_sent] == [True] * 300
+        assert b"408" in receive(server.connect(body))
+        for connection in half_sent:
+            connection.close()
+        closed_lines = [line for line in server.log.read_text().splitlines() if "Closed" in line]
+        assert len(closed_lines) == 1, "one log line for all of them"
+        server.assert_ends_on(signal.SIGTERM)
 
 
-def test_half_sent_requests_without_the_key(tmp_path: Path) -> None:
+def test_a_missing_key_is_rejected_before_the_body_arrives(tmp_path: Path) -> None:
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    with running(tmp_path, api_key="secret", request_timeout=30) as server:
-        made = server.connect(head + b"Content-Length: 100000\r\n\r\n{")
-        assert answer(made).startswith(b"HTTP/1.1 401"), "whose key is wrong need not send a body"
-        assert ask(server).status_code == 401
-        assert ask(server, Authorization="Bearer secret").status_code == 200
-        halves = [server.connect(head) for _ in range(50)]
-        server.ends_by(signal.SIGHUP)
-        for half in halves:
-            half.close()
+    with serve(tmp_path, api_key="secret", request_timeout=30) as server:
+        connection = server.connect(head + b"Content-Length: 100000\r\n\r\n{")
+        assert receive(connection).startswith(b"HTTP/1.1 401"), "the key is checked before the body"
+        assert post_chat(server).status_code == 401
+        assert post_chat(server, Authorization="Bearer secret").status_code == 200
+        half_sent = [server.connect(head) for _ in range(50)]
+        server.assert_ends_on(signal.SIGHUP)
+        for each in half_sent:
+            each.close()
 
 
-def test_descriptors_run_out(tmp_path: Path) -> None:
-    with running(tmp_path, descriptors=128) as server:
-        halves = [server.connect(b"GET /health HTTP/1.1\r\n") for _ in range(300)]
+def test_the_server_still_answers_without_free_file_descriptors(tmp_path: Path) -> None:
+    with serve(tmp_path, descriptors=128) as server:
+        half_sent = [server.connect(b"GET /health HTTP/1.1\r\n") for _ in range(300)]
         for _ in range(3):
             assert server.health() == 200
-            assert ask(server).status_code == 200
+            assert post_chat(server).status_code == 200
         assert len(server.log.read_text().splitlines()) <= 2
-        for made in halves:
-            made.close()
-        server.ends_by(signal.SIGTERM)
+        for connection in half_sent:
+            connection.close()
+        server.assert_ends_on(signal.SIGTERM)
 
 
 @pytest.mark.parametrize("length", [60_000, 200_000, 5_000_000])
-def test_headers_have_a_bound(length: int, hostile: Running) -> None:
-    made = hostile.connect()
-    with closing(made):
+def test_oversized_headers_are_rejected(length: int, shared: ServerProcess) -> None:
+    connection = shared.connect()
+    with closing(connection):
         try:
-            made.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Long: " + b"x" * length + b"\r\n\r\n")
-            told = made.recv(65536)
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Long: " + b"x" * length + b"\r\n\r\n")
+            response = connection.recv(65536)
         except (ConnectionResetError, BrokenPipeError):
-            told = b""
-    assert told == b"" or told.startswith(b"HTTP/1.1 400")
-    assert hostile.health() == 200
+            response = b""
+    assert response == b"" or response.startswith(b"HTTP/1.1 400")
+    assert shared.health() == 200
 
 
-def test_signals_end_a_server_with_half_sent_requests(tmp_path: Path) -> None:
-    with running(tmp_path, request_timeout=600) as server:
+def test_sighup_ends_a_server_with_half_sent_requests(tmp_path: Path) -> None:
+    with serve(tmp_path, request_timeout=600) as server:
         body = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        halves = [server.connect(body + b"Content-Length: 9\r\n\r\n{"), server.connect(b"GET"), server.connect()]
+        half_sent = [server.connect(body + b"Content-Length: 9\r\n\r\n{"), server.connect(b"GET"), server.connect()]
         assert server.health() == 200
-        server.ends_by(signal.SIGHUP)
-        for made in halves:
-            made.close()
+        server.assert_ends_on(signal.SIGHUP)
+        for connection in half_sent:
+            connection.close()
 
 
-# Names
+# Hosts, origins and models
 
 
 @pytest.mark.parametrize(
@@ -199,64 +199,66 @@ def test_signals_end_a_server_with_half_sent_requests(tmp_path: Path) -> None:
         ("a@localhost", 400),
     ],
 )
-def test_hosts(host: str, status: int, hostile: Running) -> None:
-    told = httpx.get(hostile.url + "/health", headers={"Host": host})
-    assert told.status_code == status
+def test_only_allowed_hosts_are_served(host: str, status: int, shared: ServerProcess) -> None:
+    response = httpx.get(shared.url + "/health", headers={"Host": host})
+    assert response.status_code == status
     if status == 400:
-        assert "--allowed-host" in told.json()["error"]["message"]
+        assert "--allowed-host" in response.json()["error"]["message"]
 
 
-def test_health_checks_that_give_no_host(hostile: Running) -> None:
+def test_health_checks_work_without_a_host_and_with_head(shared: ServerProcess) -> None:
     for method in ("GET", "HEAD"):
-        assert answer(hostile.connect(f"{method} /health HTTP/1.0\r\n\r\n".encode())).startswith(b"HTTP/1.1 200")
-    told = httpx.head(hostile.url + "/health")
-    assert (told.status_code, told.content) == (200, b"")
+        assert receive(shared.connect(f"{method} /health HTTP/1.0\r\n\r\n".encode())).startswith(b"HTTP/1.1 200")
+    response = httpx.head(shared.url + "/health")
+    assert (response.status_code, response.content) == (200, b"")
 
 
-def test_web_pages_of_other_sites(hostile: Running, tmp_path: Path) -> None:
-    asked = {"Origin": "https://app.example.com", "Access-Control-Request-Method": "POST"}
-    assert httpx.options(hostile.url + CHAT, headers=asked).status_code == 405
-    assert "access-control-allow-origin" not in httpx.get(hostile.url + "/health", headers=asked).headers
+def test_cross_origin_requests_need_an_allowed_origin(shared: ServerProcess, tmp_path: Path) -> None:
+    preflight = {"Origin": "https://app.example.com", "Access-Control-Request-Method": "POST"}
+    assert httpx.options(shared.url + CHAT, headers=preflight).status_code == 405
+    assert "access-control-allow-origin" not in httpx.get(shared.url + "/health", headers=preflight).headers
     body = json.dumps({"messages": [USER]}).encode()
-    for kind in ({}, {"Content-Type": "text/plain"}, {"Content-Type": "application/x-www-form-urlencoded"}):
-        told = httpx.post(hostile.url + CHAT, content=body, headers=kind)
-        assert told.status_code == 415, "what a page may send without being asked is no JSON"
-    with running(tmp_path, cors_origins=["https://app.example.com"], api_key="secret") as server:
-        told = httpx.options(server.url + CHAT, headers=asked | {"Access-Control-Request-Headers": "authorization"})
-        assert told.status_code == 200
-        assert told.headers["access-control-allow-origin"] == "https://app.example.com"
-        told = ask(server, Origin="https://app.example.com", Authorization="Bearer secret")
-        assert told.headers["access-control-allow-origin"] == "https://app.example.com"
-        assert "access-control-allow-origin" not in ask(server, Origin="https://evil.example").headers
+    for content_type in ({}, {"Content-Type": "text/plain"}, {"Content-Type": "application/x-www-form-urlencoded"}):
+        response = httpx.post(shared.url + CHAT, content=body, headers=content_type)
+        assert response.status_code == 415, "content types that need no preflight are rejected"
+    with serve(tmp_path, cors_origins=["https://app.example.com"], api_key="secret") as server:
+        response = httpx.options(
+            server.url + CHAT, headers=preflight | {"Access-Control-Request-Headers": "authorization"}
+        )
+        assert response.status_code == 200
+        assert response.headers["access-control-allow-origin"] == "https://app.example.com"
+        response = post_chat(server, Origin="https://app.example.com", Authorization="Bearer secret")
+        assert response.headers["access-control-allow-origin"] == "https://app.example.com"
+        assert "access-control-allow-origin" not in post_chat(server, Origin="https://evil.example").headers
 
 
-def test_one_model(hostile: Running) -> None:
-    (listed,) = httpx.get(hostile.url + "/v1/models").json()["data"]
-    assert httpx.get(f"{hostile.url}/v1/models/{listed['id']}").json() == listed
+def test_only_the_listed_model_can_be_retrieved(shared: ServerProcess) -> None:
+    (listed,) = httpx.get(shared.url + "/v1/models").json()["data"]
+    assert httpx.get(f"{shared.url}/v1/models/{listed['id']}").json() == listed
     for name in ("gpt-9", "a/b", "..", "%00", "x" * 5000):
-        assert httpx.get(f"{hostile.url}/v1/models/{name}").status_code == 404
+        assert httpx.get(f"{shared.url}/v1/models/{name}").status_code == 404
 
 
-def test_nulls_are_as_good_as_missing(hostile: Running) -> None:
-    nothing = dict.fromkeys(ChatRequestBody.model_fields)
+def test_null_fields_count_as_missing(shared: ServerProcess) -> None:
+    nulls = dict.fromkeys(ChatRequestBody.model_fields)
     part = {"type": "text", "text": "What is it?", "cache_control": {"type": "ephemeral"}, "refusal": None}
     message = dict.fromkeys(Message.model_fields) | {"role": "user", "content": [part]}
     tool = {"type": "function", "function": {"name": "f", "description": None, "parameters": None, "strict": None}}
-    body = nothing | {"messages": [message], "audio": None, "functions": None}
-    told = httpx.post(hostile.url + CHAT, json=body, timeout=20)
-    assert told.json()["choices"][0]["message"]["content"] == REPLY
+    body = nulls | {"messages": [message], "audio": None, "functions": None}
+    response = httpx.post(shared.url + CHAT, json=body, timeout=20)
+    assert response.json()["choices"][0]["message"]["content"] == REPLY
     options = {"stream_options": {"include_usage": None, "include_obfuscation": None}, "stream": True, "tools": [tool]}
-    assert httpx.post(hostile.url + CHAT, json=body | options, timeout=20).status_code == 200
-    nothing = dict.fromkeys(CompletionRequestBody.model_fields)
-    told = httpx.post(hostile.url + TEXT, json=nothing | {"prompt": "assistant: "}, timeout=20)
-    assert told.json()["usage"]["completion_tokens"] <= 16, "OpenAI's default"
+    assert httpx.post(shared.url + CHAT, json=body | options, timeout=20).status_code == 200
+    nulls = dict.fromkeys(CompletionRequestBody.model_fields)
+    response = httpx.post(shared.url + TEXT, json=nulls | {"prompt": "assistant: "}, timeout=20)
+    assert response.json()["usage"]["completion_tokens"] <= 16, "OpenAI's default"
 
 
 # Bodies
 
 
-def texts() -> Iterator[bytes]:
-    """Bodies that are no JSON, or of a kind that JSON readers differ about."""
+def malformed_bodies() -> Iterator[bytes]:
+    """Bodies that are not JSON, or on which JSON parsers disagree."""
     chat = json.dumps({"messages": [USER]})
     yield from (b"", b" ", b"null", b"[]", b"{", b"1", b'"a"', b"{}", b"\x00", b"\xff\xfe{}", b"\xef\xbb\xbf{}", b"nul")
     yield chat.encode("utf-16")
@@ -293,21 +295,21 @@ def texts() -> Iterator[bytes]:
         yield b"[" * depth
 
 
-def sizes() -> Iterator[tuple[str, bytes]]:
-    """Bodies that cost more than they weigh."""
+def expensive_bodies() -> Iterator[tuple[str, bytes]]:
+    """Bodies that cost more to process than to send."""
 
-    def many(item: str, count: int) -> str:
+    def repeat(item: str, count: int) -> str:
         return ",".join([item] * count)
 
     user = json.dumps(USER)
-    yield CHAT, f'{{"messages": [{many("{}", 340_000)}]}}'.encode()
-    yield CHAT, f'{{"messages": [{many("[]", 340_000)}]}}'.encode()
-    yield CHAT, f'{{"messages": [{many("1", 500_000)}]}}'.encode()
-    yield CHAT, f'{{"messages": [{many(user, 12_000)}]}}'.encode()
-    yield TEXT, f'{{"prompt": [{many("[]", 340_000)}, [1]]}}'.encode()
-    yield TEXT, f'{{"prompt": [{many("[1]", 240_000)}]}}'.encode()
-    yield TEXT, f'{{"prompt": [{many("1.5", 240_000)}]}}'.encode()
-    yield TEXT, f'{{"prompt": {many("", 1_000_000)}}}'.encode()
+    yield CHAT, f'{{"messages": [{repeat("{}", 340_000)}]}}'.encode()
+    yield CHAT, f'{{"messages": [{repeat("[]", 340_000)}]}}'.encode()
+    yield CHAT, f'{{"messages": [{repeat("1", 500_000)}]}}'.encode()
+    yield CHAT, f'{{"messages": [{repeat(user, 12_000)}]}}'.encode()
+    yield TEXT, f'{{"prompt": [{repeat("[]", 340_000)}, [1]]}}'.encode()
+    yield TEXT, f'{{"prompt": [{repeat("[1]", 240_000)}]}}'.encode()
+    yield TEXT, f'{{"prompt": [{repeat("1.5", 240_000)}]}}'.encode()
+    yield TEXT, f'{{"prompt": {repeat("", 1_000_000)}}}'.encode()
     yield TEXT, ('{"prompt": "' + "a" * 4_100_000 + '"}').encode()
     yield TEXT, ('{"prompt": "' + "a" * 5_000_000 + '"}').encode()
     yield CHAT, json.dumps({"messages": [USER, {"role": "user", "content": "a, " * 1_300_000}]}).encode()
@@ -424,16 +426,16 @@ SCHEMAS: list[Any] = [
 ]
 
 
-def schemas() -> Iterator[dict[str, Any]]:
-    """Forms and tools with schemas that cannot be, in each way to ask for one."""
+def invalid_schemas() -> Iterator[dict[str, Any]]:
+    """Response formats and tools with invalid schemas, in each option that takes one."""
     for schema in SCHEMAS:
         tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
-        form = {"type": "json_schema", "json_schema": {"name": "form", "schema": schema}}
-        yield {"response_format": form}
+        json_format = {"type": "json_schema", "json_schema": {"name": "form", "schema": schema}}
+        yield {"response_format": json_format}
         yield {"tools": [tool]}
         yield {"tools": [tool], "tool_choice": "required"}
         yield {"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "f"}}}
-        yield {"tools": [tool], "response_format": form}
+        yield {"tools": [tool], "response_format": json_format}
     for kind in ("json_schema", "json_object", "text", "xml", "", None, 1, [], {}):
         yield {"response_format": {"type": kind}}
         yield {"response_format": {"type": kind, "json_schema": {}}}
@@ -441,7 +443,7 @@ def schemas() -> Iterator[dict[str, Any]]:
 
 
 def policies() -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
-    """Policies by header and by body, and what chooses one."""
+    """Policies and nodes in headers and bodies, and template variables; most are invalid."""
     names = [
         *(
             "off",
@@ -461,7 +463,7 @@ def policies() -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
         *("certified", "a" * 3000, "\x7f", "off" + ":a=/" * 2000, "{target.__class__}", "caf\xe9"),
     ]
     for name in names:
-        if name == name.strip() and name.isprintable():  # what the client's library lets through
+        if name == name.strip() and name.isprintable():  # the HTTP client rejects the others
             yield {"X-Lookahead-Policy": name}, {}
             yield {"X-Lookahead-Node": name}, {}
         yield {}, {"policy": name}
@@ -483,8 +485,8 @@ def policies() -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
             yield {}, {"chat_template_kwargs": {name: value}}
 
 
-def heads() -> Iterator[bytes]:
-    """What is hardly HTTP."""
+def malformed_heads() -> Iterator[bytes]:
+    """Malformed or unusual HTTP requests."""
     body = json.dumps({"messages": [USER]}).encode()
     yield from (
         b"\r\n\r\n",
@@ -510,8 +512,8 @@ def heads() -> Iterator[bytes]:
             "X: " + "y" * 9000,
         ),
     ):
-        begun = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
-        yield (begun + header + "\r\n\r\n").encode("latin-1") + body
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        yield (head + header + "\r\n\r\n").encode("latin-1") + body
     for chunk in (b"zz\r\n", b"-1\r\n", b"ffffffffffffffff\r\n", b"5\r\nhello\r\n0\r\n\r\n"):
         yield f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n".encode() + (
             b"Content-Type: application/json\r\nConnection: close\r\n\r\n" + chunk
@@ -519,84 +521,84 @@ def heads() -> Iterator[bytes]:
 
 
 class Fuzz:
-    """Sends requests, and sees that none makes the server fail or others wait."""
+    """Sends requests, and collects those that cause a server error."""
 
-    def __init__(self, server: Running, client: httpx.Client) -> None:
+    def __init__(self, server: ServerProcess, client: httpx.Client) -> None:
         self._server = server
         self._client = client
         self.sent = 0
         self.failures: list[str] = []
         self.statuses: dict[int, int] = {}
 
-    def send(self, path: str, content: bytes, named: dict[str, str]) -> None:
-        headers = JSON | {name: value.encode("latin-1") for name, value in named.items()}
-        told = self._client.post(path, content=content, headers=headers)
-        self._count(told.status_code, f"{headers} {content[:300]!r} {told.text[:300]}")
-        assert len(told.content) < 20_000
+    def send(self, path: str, content: bytes, extra: dict[str, str]) -> None:
+        headers = JSON | {name: value.encode("latin-1") for name, value in extra.items()}
+        response = self._client.post(path, content=content, headers=headers)
+        self._count(response.status_code, f"{headers} {content[:300]!r} {response.text[:300]}")
+        assert len(response.content) < 20_000
 
-    def send_raw(self, sent: bytes) -> None:
+    def send_raw(self, data: bytes) -> None:
         try:
-            made = self._server.connect(sent)
-            made.shutdown(socket.SHUT_WR)
-            told = answer(made)
+            connection = self._server.connect(data)
+            connection.shutdown(socket.SHUT_WR)
+            response = receive(connection)
         except (ConnectionResetError, BrokenPipeError, OSError):
             return
-        if told:
-            self._count(int(told.split(b" ")[1]), f"{sent!r} {told[:200]!r}")
+        if response:
+            self._count(int(response.split(b" ")[1]), f"{data!r} {response[:200]!r}")
 
-    def _count(self, status: int, what: str) -> None:
+    def _count(self, status: int, description: str) -> None:
         self.sent += 1
         self.statuses[status] = self.statuses.get(status, 0) + 1
         if status >= 500:
-            self.failures.append(what)
+            self.failures.append(description)
 
 
 @pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     hosts = ["localhost", "models.example.com", "*.models.example.org"]
-    with running(tmp_path_factory.mktemp("server"), allowed_hosts=hosts, max_tokens=100, request_timeout=2) as server:
+    with serve(tmp_path_factory.mktemp("server"), allowed_hosts=hosts, max_tokens=100, request_timeout=2) as server:
         yield server
 
 
-def test_no_request_of_a_hostile_client_makes_the_server_fail(tmp_path: Path) -> None:
+def test_fuzzed_requests_cause_no_server_error_and_no_outage(tmp_path: Path) -> None:
     with (
-        running(tmp_path, max_tokens=20, request_timeout=5) as server,
+        serve(tmp_path, max_tokens=20, request_timeout=5) as server,
         httpx.Client(base_url=server.url, timeout=60) as client,
     ):
         fuzz = Fuzz(server, client)
         fuzz.send(CHAT, json.dumps({"messages": [USER]}).encode(), {})
-        before, ended, unwell = server.memory, threading.Event(), list[str]()
+        before, stop, outages = server.memory, threading.Event(), list[str]()
 
-        def look() -> None:
+        def poll_health() -> None:
             with httpx.Client(base_url=server.url, timeout=20) as other:
-                while not ended.wait(0.02):
+                while not stop.wait(0.02):
                     try:
                         if other.get("/health").status_code != 200:
-                            unwell.append("failing")
+                            outages.append("failing")
                     except httpx.HTTPError as error:
-                        unwell.append(repr(error))
+                        outages.append(repr(error))
 
-        watching = threading.Thread(target=look)
-        watching.start()
+        poller = threading.Thread(target=poll_health)
+        poller.start()
         try:
-            requests = [(path, body, {}) for body in texts() for path in (CHAT, TEXT)]
+            requests = [(path, body, {}) for body in malformed_bodies() for path in (CHAT, TEXT)]
             requests += [(path, json.dumps(fields).encode(), {}) for path, fields in wrong_types()]
-            asked = [*(({}, fields) for fields in schemas()), *policies()]
-            requests += [(CHAT, json.dumps({"messages": [USER], **fields}).encode(), named) for named, fields in asked]
+            cases = [*(({}, fields) for fields in invalid_schemas()), *policies()]
+            requests += [(CHAT, json.dumps({"messages": [USER], **fields}).encode(), extra) for extra, fields in cases]
             with ThreadPoolExecutor(8) as threads:
-                for sending in [threads.submit(fuzz.send, *each) for each in requests]:
-                    sending.result()
-            for sent in heads():
+                for future in [threads.submit(fuzz.send, *each) for each in requests]:
+                    future.result()
+            for sent in malformed_heads():
                 fuzz.send_raw(sent)
-            for path, body in sizes():
+            for path, body in expensive_bodies():
                 fuzz.send(path, body, {})
         finally:
-            ended.set()
-            watching.join()
+            stop.set()
+            poller.join()
         assert fuzz.failures == [], "\n".join(fuzz.failures)
-        assert unwell == []
+        assert outages == []
         assert fuzz.sent > 1000
         assert set(fuzz.statuses) >= {200, 400, 413}
-        assert ask(server).json()["choices"][0]["message"]["content"].startswith("First this.")
+        assert post_chat(server).json()["choices"][0]["message"]["content"].startswith("First this.")
         assert server.memory - before < 200 << 20
-        server.ends_by(signal.SIGTERM)
+        server.assert_ends_on(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Whatever the forms of its requests allow, the server answers without failing."""
+"""Requests generated from the schemas of the server cause no server error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEADERS = [
 ]
 
 
-def described() -> dict[str, Any]:
+def openapi_document() -> dict[str, Any]:
     _, schemas = models_json_schema(
         [(model, "validation") for model in BODIES.values()], ref_template="#/components/schemas/{model}"
     )
@@ -34,17 +34,17 @@ def described() -> dict[str, Any]:
         content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
         body = {"required": True, "content": content}
         paths[path] = {"post": {"requestBody": body, "parameters": HEADERS, "responses": {}}}
-    about = {"title": "server", "version": "1"}
-    return {"openapi": "3.1.0", "info": about, "paths": paths, "components": {"schemas": schemas["$defs"]}}
+    info = {"title": "server", "version": "1"}
+    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": schemas["$defs"]}}
 
 
 app = create_app(scripted_chat("First this.\n\nIt is 4.", max_tokens=20), ServerSettings(max_tokens=50))
-schema = openapi.from_dict(described())
+schema = openapi.from_dict(openapi_document())
 schema.app = app
 
 
 @schema.parametrize()
 @settings(max_examples=150, suppress_health_check=list(HealthCheck))
-def test_no_request_makes_the_server_fail(case) -> None:  # type: ignore[no-untyped-def]
+def test_generated_requests_cause_no_server_error(case) -> None:  # type: ignore[no-untyped-def]
     response = case.call()
     case.validate_response(response, checks=[not_a_server_error])

@@ -1,4 +1,4 @@
-"""A shared draft: what it writes, shown in a buffer, found again, and how much of it is proposed."""
+"""Shared draft: its lines in the buffer, the tokens proposed from them, and the draft length."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ids(tokens: list[int]) -> Any:
     return np.asarray(tokens, dtype=np.int32)
 
 
-def test_what_is_written_is_read_and_cleared_with_its_reply(buffer: SharedDraftBuffer) -> None:
+def test_a_line_is_readable_until_its_reply_closes(buffer: SharedDraftBuffer) -> None:
     draft_lines = buffer.draft_lines(PROMPT)
     line = draft_lines.begin([*PROMPT, *REPLY[:2]])
     assert line is not None
@@ -54,7 +54,7 @@ def test_what_is_written_is_read_and_cleared_with_its_reply(buffer: SharedDraftB
     assert read(buffer) == []
 
 
-def test_a_reply_keeps_its_newest_lines_and_a_replaced_one_writes_no_more(buffer: SharedDraftBuffer) -> None:
+def test_a_reply_keeps_its_newest_lines_and_ignores_replaced_ones(buffer: SharedDraftBuffer) -> None:
     draft_lines = buffer.draft_lines(PROMPT)
     lines = [draft_lines.begin([*PROMPT, number]) for number in range(LINES_OF_REPLY + 1)]
     assert [found.token_ids[-1] for found in read(buffer)] == [1, 2, 3, 4]
@@ -63,7 +63,7 @@ def test_a_reply_keeps_its_newest_lines_and_a_replaced_one_writes_no_more(buffer
     assert all(99 not in found.token_ids for found in read(buffer))
 
 
-def test_a_full_board_and_a_full_line_leave_the_rest_out(buffer: SharedDraftBuffer) -> None:
+def test_a_full_buffer_gives_no_line_and_a_full_line_is_truncated(buffer: SharedDraftBuffer) -> None:
     replies = [buffer.draft_lines([number]) for number in range(LINES + 1)]
     lines = [draft_lines.begin([number]) for number, draft_lines in enumerate(replies)]
     assert lines[-1] is None
@@ -75,7 +75,7 @@ def test_a_full_board_and_a_full_line_leave_the_rest_out(buffer: SharedDraftBuff
     assert max(len(found.token_ids) for found in read(buffer)) == ROOM
 
 
-def test_the_file_is_gone_and_the_board_still_works(buffer: SharedDraftBuffer) -> None:
+def test_the_buffer_works_after_its_file_is_removed(buffer: SharedDraftBuffer) -> None:
     opened = open_buffer(buffer.path)
     buffer.forget_file()
     assert not buffer.path.exists()
@@ -83,52 +83,52 @@ def test_the_file_is_gone_and_the_board_still_works(buffer: SharedDraftBuffer) -
     assert len(read_lines(opened)) == 1
 
 
-def line_of(buffer: SharedDraftBuffer, begun: int, drafted: list[int]) -> None:
-    line = buffer.draft_lines(PROMPT).begin([*PROMPT, *REPLY[:begun]])
+def write_line(buffer: SharedDraftBuffer, prefix_length: int, draft_tokens: list[int]) -> None:
+    line = buffer.draft_lines(PROMPT).begin([*PROMPT, *REPLY[:prefix_length]])
     assert line is not None
-    line.extend(drafted)
+    line.extend(draft_tokens)
 
 
-def test_what_follows_in_the_drafts_line_is_guessed(buffer: SharedDraftBuffer) -> None:
-    line_of(buffer, 2, REPLY[2:12])
+def test_proposed_tokens_continue_the_draft_line(buffer: SharedDraftBuffer) -> None:
+    write_line(buffer, 2, REPLY[2:12])
     assert propose(ids([*PROMPT, *REPLY[:5]]), read(buffer), 4) == REPLY[5:9]
     assert propose(ids([*PROMPT, *REPLY[:2]]), read(buffer), 99) == REPLY[2:12]
     assert propose(ids([*PROMPT, *REPLY[:12]]), read(buffer), 4) == [], "the draft has not written that far"
 
 
-def test_the_target_is_found_again_after_it_has_said_something_else(buffer: SharedDraftBuffer) -> None:
-    line_of(buffer, 0, REPLY[:15])
-    other = [*PROMPT, *REPLY[:3], 90, 91, 92, *REPLY[5:7]]
-    assert propose(ids(other), read(buffer), 8) == REPLY[7:11], "two words agree: four guesses"
-    assert propose(ids([*other, *REPLY[7:9]]), read(buffer), 8) == REPLY[9:15]
+def test_the_proposer_realigns_after_the_target_diverges(buffer: SharedDraftBuffer) -> None:
+    write_line(buffer, 0, REPLY[:15])
+    diverged = [*PROMPT, *REPLY[:3], 90, 91, 92, *REPLY[5:7]]
+    assert propose(ids(diverged), read(buffer), 8) == REPLY[7:11], "two matching tokens allow four draft tokens"
+    assert propose(ids([*diverged, *REPLY[7:9]]), read(buffer), 8) == REPLY[9:15]
     assert propose(ids([*PROMPT, *REPLY[:3], 90, 91]), read(buffer), 8) == []
 
 
 @given(
-    written=st.lists(st.integers(0, 3), max_size=30),
-    drafted=st.lists(st.integers(0, 3), max_size=30),
-    begun=st.integers(0, 10),
-    most=st.integers(0, 9),
+    target=st.lists(st.integers(0, 3), max_size=30),
+    draft=st.lists(st.integers(0, 3), max_size=30),
+    start=st.integers(0, 10),
+    limit=st.integers(0, 9),
 )
-def test_guesses_are_the_drafts_own_words_and_never_too_many(
-    tmp_path_factory: pytest.TempPathFactory, written: list[int], drafted: list[int], begun: int, most: int
+def test_proposed_tokens_are_a_bounded_part_of_the_draft_line(
+    tmp_path_factory: pytest.TempPathFactory, target: list[int], draft: list[int], start: int, limit: int
 ) -> None:
     buffer = SharedDraftBuffer(tmp_path_factory.mktemp("board"))
-    prefix = [*PROMPT, *written[:begun]]
+    prefix = [*PROMPT, *target[:start]]
     line = buffer.draft_lines(PROMPT).begin(prefix)
     assert line is not None
-    line.extend(drafted)
-    found = propose(ids([*PROMPT, *written]), read(buffer), most)
-    assert len(found) <= most
-    text = ",".join(map(str, [*prefix, *drafted]))
+    line.extend(draft)
+    found = propose(ids([*PROMPT, *target]), read(buffer), limit)
+    assert len(found) <= limit
+    text = ",".join(map(str, [*prefix, *draft]))
     assert ",".join(map(str, found)) in text
 
 
-def proposer(buffer: SharedDraftBuffer, most: int = 4, context: int = 64, costs: Any = FLAT) -> SharedDraftProposer:
+def proposer(buffer: SharedDraftBuffer, limit: int = 4, context: int = 64, costs: Any = FLAT) -> SharedDraftProposer:
     config = SimpleNamespace(
         additional_config={BUFFER: str(buffer.path), COSTS: costs},
         model_config=SimpleNamespace(max_model_len=context, get_vocab_size=lambda: 100),
-        speculative_config=SimpleNamespace(num_speculative_tokens=most),
+        speculative_config=SimpleNamespace(num_speculative_tokens=limit),
     )
     return SharedDraftProposer(config)
 
@@ -140,8 +140,8 @@ def batch(*rows: list[int]) -> tuple[Any, Any]:
     return np.asarray([len(row) for row in rows], dtype=np.int32), tokens
 
 
-def test_each_reply_is_guessed_by_its_own_lines(buffer: SharedDraftBuffer) -> None:
-    line_of(buffer, 0, REPLY)
+def test_each_reply_is_proposed_tokens_of_its_own_lines(buffer: SharedDraftBuffer) -> None:
+    write_line(buffer, 0, REPLY)
     other = buffer.draft_lines([8, 9]).begin([8, 9])
     assert other is not None
     other.extend([50, 51, 52])
@@ -150,8 +150,8 @@ def test_each_reply_is_guessed_by_its_own_lines(buffer: SharedDraftBuffer) -> No
     assert found == [REPLY[3:7], [51, 52], [], []]
 
 
-def test_nothing_is_guessed_beyond_the_context_or_that_is_no_token(buffer: SharedDraftBuffer) -> None:
-    line_of(buffer, 0, [*REPLY[:3], 100, 3])
+def test_proposed_tokens_stay_within_the_context_and_the_vocabulary(buffer: SharedDraftBuffer) -> None:
+    write_line(buffer, 0, [*REPLY[:3], 100, 3])
     lengths, tokens = batch([*PROMPT, *REPLY[:3]])
     assert proposer(buffer).propose([[22]], lengths, tokens) == [[]], "the vocabulary ends at 99"
     lengths, tokens = batch([*PROMPT, *REPLY[:1]])
@@ -159,25 +159,25 @@ def test_nothing_is_guessed_beyond_the_context_or_that_is_no_token(buffer: Share
     assert proposer(buffer, context=5).propose([[20]], lengths, tokens) == [[]]
 
 
-def test_more_is_guessed_where_guesses_are_right_and_less_where_many_wait() -> None:
+def test_draft_length_grows_with_acceptance_and_shrinks_with_batch_size() -> None:
     costs = {1: 1.0, 8: 1.3, 64: 8.0}
-    sure, unsure = DraftLength(8, costs), DraftLength(8, costs)
+    accepted, rejected = DraftLength(8, costs), DraftLength(8, costs)
     for _ in range(30):
-        sure.learn(4, 4)
-        unsure.learn(4, 0)
-    assert sure.best(1) > unsure.best(1)
-    assert sure.best(1) >= sure.best(8) >= sure.best(64)
-    assert sure.acceptance_rate > 0.9
-    assert unsure.acceptance_rate < 0.2
+        accepted.learn(4, 4)
+        rejected.learn(4, 0)
+    assert accepted.best(1) > rejected.best(1)
+    assert accepted.best(1) >= accepted.best(8) >= accepted.best(64)
+    assert accepted.acceptance_rate > 0.9
+    assert rejected.acceptance_rate < 0.2
 
 
-def test_guessing_ends_where_it_costs_time_and_is_tried_again() -> None:
+def test_unprofitable_proposals_stop_and_are_probed_again() -> None:
     steep = DraftLength(8, {1: 1.0, 2: 2.0, 64: 64.0})
     for _ in range(50):
         steep.learn(4, 0)
-    counts = [steep.best(1) for _ in range(60)]
-    assert counts.count(0) > 50
-    assert 1 in counts
+    lengths = [steep.best(1) for _ in range(60)]
+    assert lengths.count(0) > 50
+    assert 1 in lengths
     for _ in range(200):
         steep.learn(1, 1)
     cheap = DraftLength(8, FLAT)

@@ -1,4 +1,4 @@
-"""Every command in the README and the docs runs as it is written, on a model that follows a script."""
+"""Every command in the README and the docs runs as written, on a scripted model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def lines(program: str) -> list[str]:
-    """Commands that stand in indented blocks, with those of their lines that a backslash joins."""
+    """Commands of a program in indented blocks, with continued lines joined."""
     found = []
     for page in PAGES:
         text = page.read_text(encoding="utf-8").replace("\\\n", " ")
@@ -43,7 +43,7 @@ def lines(program: str) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def _scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, measure_with: MeasureWith) -> None:
+def _scripted_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, measure_with: MeasureWith) -> None:
     def pair(*_: Any, **__: Any) -> Any:
         return ScriptedPair(divided=False)
 
@@ -66,7 +66,7 @@ def _scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, measure_with: Mea
 
 # `bench peers` needs a server, which test_bench_peers starts.
 @pytest.mark.parametrize("line", [line for line in lines("lookahead-agent") if " bench peers " not in line])
-def test_it_runs(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_runs(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     _, *arguments = shlex.split(line, comments=True)
     if arguments[:2] == ["bench", "report"]:
         Path("results").mkdir()
@@ -76,30 +76,29 @@ def test_it_runs(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         )
     if arguments[0] == "calibrate" and arguments[1] == "fit":
         Path("pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pair_rows()))
-        monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", "cache")  # certificates are kept there
-    if arguments[0] == "doctor":  # as if the models were fetched
+        monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", "cache")  # certificates are stored there
+    if arguments[0] == "doctor":  # as if the models were downloaded
         assert CliRunner().invoke(app, arguments, obj=Machine(locate=lambda _: ROOT)).exit_code == 0
         return
     if arguments[0] == "serve":
-        arguments += ["--port", "0"]  # the documented one may be taken
+        arguments += ["--port", "0"]  # the documented port may be in use
     if arguments[:2] == ["bench", "synthetic"]:
         arguments += ["--steps", "2", "--step-tokens", "2", "--repeats", "1"]
     if arguments[0] == "bench" and arguments[1].startswith("--") and "--dataset" not in arguments:
-        arguments += ["--limit", "1"]  # of the 60 problems that ship
+        arguments += ["--limit", "1"]  # of the 60 packaged problems
     chat_class = None if arguments[0] == "up" else partial(scripted_chat, reply_to)
-    nothing_runs = 3 if arguments[0] == "status" else 0
-    assert run(*arguments, chat_class=chat_class) == nothing_runs, capsys.readouterr().err
+    expected_code = 3 if arguments[0] == "status" else 0
+    assert run(*arguments, chat_class=chat_class) == expected_code, capsys.readouterr().err
 
 
-def test_the_documented_targets_of_make_exist() -> None:
+def test_documented_make_targets_exist() -> None:
     targets = {shlex.split(line, comments=True)[1] for line in lines("make")}
     assert targets >= {"run", "test", "bench"}
     for target in targets:
         subprocess.run(["make", "--dry-run", target], cwd=ROOT, check=True, capture_output=True)
 
 
-def test_the_reports_that_are_shown_can_be_made_again() -> None:
-    """Pictures that pages show are there."""
+def test_relative_links_of_pages_have_targets() -> None:
     for page in (ROOT / "docs").rglob("*.md"):
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name} names {target}"

@@ -1,4 +1,4 @@
-"""LangChain's own standard suite, for engines in this process and behind servers."""
+"""LangChain's standard tests, for engines in this process and behind servers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TestInThisProcess(TestBehindServers):
 
     @property
     def standard_chat_model_params(self) -> dict[str, Any]:
-        # A key is for a server.
+        # Only servers take an API key.
         params = super().standard_chat_model_params
         del params["api_key"]
         return params

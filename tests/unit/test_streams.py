@@ -1,4 +1,4 @@
-"""A stream's sum is the message of invoke, whoever streams: LangChain, LangGraph, the server's clients."""
+"""Summed chunks equal the message of `invoke` in LangChain, in LangGraph and in clients of the server."""
 
 from __future__ import annotations
 
@@ -62,31 +62,31 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "only text": ("Hello  \n", {}),
     "nothing": ("", {}),
 }
-READABLE = {"whole", "cut off in the second", "bare", "fenced", "a call that is there and one that is not"}
+COMPLETE_CALLS = {"whole", "cut off in the second", "bare", "fenced", "a call that is there and one that is not"}
 
 
-def chat(text: str, *, tags: ThinkingTags | None = None, opened: bool = False, at_once: int = 1, **fields: Any) -> Any:
-    """A chat model that replies with a text."""
+def chat(text: str, *, tags: ThinkingTags | None = None, opened: bool = False, interval: int = 1, **fields: Any) -> Any:
+    """A scripted chat model that replies with `text`."""
     tokenizer = ScriptedTokenizer(tags, opens_thinking=opened)
 
     def reply(prompt: str) -> str:
         return "Done." if "removed" in prompt else text
 
-    target = ScriptedEngine(tokenizer, reply_script(reply), tokens_per_delta=at_once)
+    target = ScriptedEngine(tokenizer, reply_script(reply), tokens_per_delta=interval)
     draft = ScriptedEngine(tokenizer, reply_script(reply))
     return ChatLookahead(engines=EngineSet(target, draft), **{"policy": "off", **fields})
 
 
-class Removing:
-    """A tool that cannot be taken back, and what it was run with."""
+class RemoveTool:
+    """An irreversible tool that records its arguments."""
 
     def __init__(self) -> None:
-        self.ran: list[tuple[str, str]] = []
+        self.executed: list[tuple[str, str]] = []
 
         @tool
         def remove(path: str = "/", note: str = "") -> str:
             """Remove a file."""
-            self.ran.append((path, note))
+            self.executed.append((path, note))
             return "removed"
 
         self.tool = remove
@@ -101,7 +101,7 @@ def summed(chunks: Iterable[AIMessageChunk]) -> AIMessageChunk:
 
 
 def said(message: AIMessage) -> dict[str, Any]:
-    """All that a message says, but for what differs from call to call."""
+    """The fields of a message that do not differ between calls."""
     invalid = [(call["name"], call["args"], call.get("error")) for call in message.invalid_tool_calls]
     return {
         "content": message.text,
@@ -118,21 +118,21 @@ async def asummed(llm: Runnable[LanguageModelInput, AIMessage]) -> AIMessageChun
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_way_to_a_reply_is_the_same(case: str) -> None:
+def test_invoke_stream_and_their_async_forms_return_the_same_message(case: str) -> None:
     text, options = CASES[case]
-    tools = [Removing().tool]
+    tools = [RemoveTool().tool]
     llm = chat(text).bind_tools(tools, **options)
     message = llm.invoke("q")
     assert type(message) is AIMessage
-    assert bool(message.tool_calls) == (case in READABLE)
+    assert bool(message.tool_calls) == (case in COMPLETE_CALLS)
     others = [
         asyncio.run(llm.ainvoke("q")),
         summed(llm.stream("q")),
         asyncio.run(asummed(llm)),
         message_chunk_to_message(summed(llm.stream("q"))),
         chat(text, streaming=True).bind_tools(tools, **options).invoke("q"),
-        chat(text, at_once=3).bind_tools(tools, **options).invoke("q"),
-        summed(chat(text, at_once=1000).bind_tools(tools, **options).stream("q")),
+        chat(text, interval=3).bind_tools(tools, **options).invoke("q"),
+        summed(chat(text, interval=1000).bind_tools(tools, **options).stream("q")),
         pickle.loads(pickle.dumps(summed(llm.stream("q")))),
         summed(chat(text, policy="balanced:depth=2").bind_tools(tools, **options).stream("q")),
     ]
@@ -144,9 +144,9 @@ def test_every_way_to_a_reply_is_the_same(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_no_sum_completes_a_call(case: str) -> None:
+def test_summed_chunks_never_complete_an_invalid_call(case: str) -> None:
     text, options = CASES[case]
-    llm = chat(text).bind_tools([Removing().tool], **options)
+    llm = chat(text).bind_tools([RemoveTool().tool], **options)
     calls = [(call["name"], call["args"]) for call in llm.invoke("q").tool_calls]
     plain = AIMessageChunk("")
     for chunk in llm.stream("q"):
@@ -159,7 +159,7 @@ def test_no_sum_completes_a_call(case: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", ['{"path": "/home/a', "", "{}", "[]", "null", '{"path": "/home/a"}', None])
-def test_a_chunk_of_an_invalid_call_is_none_of_a_valid_one(arguments: str | None) -> None:
+def test_a_chunk_of_an_invalid_call_never_becomes_a_valid_call(arguments: str | None) -> None:
     call = {"type": "invalid_tool_call", "id": "1", "name": "remove", "args": arguments, "error": "cut off"}
     chunk = as_chunk(AIMessage("", invalid_tool_calls=[call]))  # type: ignore[list-item]
     for whole in (chunk, AIMessageChunk("") + chunk, as_chunk(AIMessage("")) + chunk, chunk + as_chunk(AIMessage(""))):
@@ -168,38 +168,38 @@ def test_a_chunk_of_an_invalid_call_is_none_of_a_valid_one(arguments: str | None
     assert (as_chunk(AIMessage("")) + chunk).invalid_tool_calls == [call]
 
 
-def graph_of(llm: Runnable[LanguageModelInput, AIMessage], removing: Removing) -> Any:
+def graph_of(llm: Runnable[LanguageModelInput, AIMessage], remove_tool: RemoveTool) -> Any:
     graph = StateGraph(MessagesState)
     graph.add_node("model", lambda state: {"messages": [llm.invoke(state["messages"])]})
-    graph.add_node("tools", ToolNode([removing.tool], handle_tool_errors=True))
+    graph.add_node("tools", ToolNode([remove_tool.tool], handle_tool_errors=True))
     graph.add_edge(START, "model")
     graph.add_conditional_edges("model", tools_condition)
     return graph.compile()
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_graph_runs_the_same_tools_streamed_and_not(case: str) -> None:
+def test_a_graph_executes_the_same_tools_with_and_without_streaming(case: str) -> None:
     text, options = CASES[case]
-    removing = Removing()
-    graph = graph_of(chat(text).bind_tools([removing.tool], **options), removing)
+    remove_tool = RemoveTool()
+    graph = graph_of(chat(text).bind_tools([remove_tool.tool], **options), remove_tool)
     question = {"messages": [("user", "q")]}
     state = graph.invoke(question)
-    ran, removing.ran = removing.ran, []
-    assert ran == ([("/home/a/b.txt", "one two three")] if case in READABLE else [])
+    executed, remove_tool.executed = remove_tool.executed, []
+    assert executed == ([("/home/a/b.txt", "one two three")] if case in COMPLETE_CALLS else [])
 
     async def events() -> None:
         async for _ in graph.astream_events(question, version="v2"):
             pass
 
-    ways: list[Callable[[], Any]] = [
+    runs: list[Callable[[], Any]] = [
         lambda: [*graph.stream(question, stream_mode=["messages", "values"])][-1][1],
         lambda: [*graph.stream(question, stream_mode=["messages", "updates", "values"])][-1][1],
         lambda: asyncio.run(events()),
     ]
-    for way in ways:
-        streamed = way()
-        assert removing.ran == ran
-        removing.ran = []
+    for run in runs:
+        streamed = run()
+        assert remove_tool.executed == executed
+        remove_tool.executed = []
         if streamed is not None:
             kinds = [type(message) for message in streamed["messages"] if not isinstance(message, ToolMessage)]
             assert kinds == [type(message) for message in state["messages"] if not isinstance(message, ToolMessage)]
@@ -207,9 +207,9 @@ def test_a_graph_runs_the_same_tools_streamed_and_not(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_blocks_of_the_newer_output(case: str) -> None:
+def test_streamed_content_blocks_of_output_version_v1_equal_those_of_invoke(case: str) -> None:
     text, options = CASES[case]
-    llm = chat(text, output_version="v1").bind_tools([Removing().tool], **options)
+    llm = chat(text, output_version="v1").bind_tools([RemoveTool().tool], **options)
     message, streamed = llm.invoke("q"), summed(llm.stream("q"))
 
     def blocks(of: AIMessage) -> list[dict[str, Any]]:
@@ -223,9 +223,9 @@ def test_blocks_of_the_newer_output(case: str) -> None:
 
 
 @pytest.mark.parametrize("forced", ['{"name":"remove","arguments":{"path":"/home/a/b.txt"}}'])
-@pytest.mark.parametrize("most", [5, 12, 14])
-def test_a_forced_call_that_is_cut_off(forced: str, most: int) -> None:
-    llm = chat(forced, max_tokens=most).bind_tools([Removing().tool], tool_choice="any")
+@pytest.mark.parametrize("limit", [5, 12, 14])
+def test_a_truncated_forced_call_is_invalid(forced: str, limit: int) -> None:
+    llm = chat(forced, max_tokens=limit).bind_tools([RemoveTool().tool], tool_choice="any")
     message = llm.invoke("q")
     assert said(summed(llm.stream("q"))) == said(message)
     assert (message.tool_calls, len(message.invalid_tool_calls)) == ([], 1)
@@ -239,13 +239,13 @@ class Path(BaseModel):
     note: str = ""
 
 
-@pytest.mark.parametrize("most", [6, 12, 14])
-def test_structured_output_by_a_call_that_is_cut_off(most: int) -> None:
-    llm = chat('{"name":"Path","arguments":{"path":"/home/a/b.txt"}}', max_tokens=most)
+@pytest.mark.parametrize("limit", [6, 12, 14])
+def test_structured_output_raises_on_a_truncated_call(limit: int) -> None:
+    llm = chat('{"name":"Path","arguments":{"path":"/home/a/b.txt"}}', max_tokens=limit)
     bound = llm.with_structured_output(Path, method="function_calling")
-    for ask in (lambda: bound.invoke("q"), lambda: list(bound.stream("q"))[-1]):
+    for generate in (lambda: bound.invoke("q"), lambda: list(bound.stream("q"))[-1]):
         with pytest.raises(Exception, match=r"cut off|max_tokens"):
-            ask()
+            generate()
     parser = PydanticToolsParser(tools=[Path], first_tool_only=True)
     assert (llm.bind_tools([Path], tool_choice="any") | parser).invoke("q") is None
 
@@ -259,13 +259,13 @@ def test_structured_output_by_a_call_that_is_cut_off(most: int) -> None:
     st.booleans(),
     st.sampled_from([[], ["a"], ["think"]]),
 )
-def test_a_stream_of_any_reply_is_the_reply(
-    text: str, most: int | None, at_once: int, tags: ThinkingTags | None, opened: bool, stop: list[str]
+def test_the_stream_of_any_reply_sums_to_the_reply(
+    text: str, limit: int | None, interval: int, tags: ThinkingTags | None, opened: bool, stop: list[str]
 ) -> None:
-    options = {"stop": stop, **({} if most is None else {"max_tokens": most})}
+    options = {"stop": stop, **({} if limit is None else {"max_tokens": limit})}
     llm = chat(text, tags=tags, opened=opened).bind(tools=TOOLS, **options)
     message = llm.invoke("q")
-    chunks = list(chat(text, tags=tags, opened=opened, at_once=at_once).bind(tools=TOOLS, **options).stream("q"))
+    chunks = list(chat(text, tags=tags, opened=opened, interval=interval).bind(tools=TOOLS, **options).stream("q"))
     assert said(summed(chunks)) == said(message)
     ids = [call["id"] for call in (*message.tool_calls, *message.invalid_tool_calls)]
     assert len(set(ids)) == len(ids)
@@ -275,10 +275,10 @@ def test_a_stream_of_any_reply_is_the_reply(
 # Clients of the server
 
 
-def test_clients_of_the_server_complete_no_call() -> None:
+def test_clients_of_the_server_never_complete_an_invalid_call() -> None:
     for case, (text, options) in CASES.items():
-        removing = Removing()
-        direct = chat(text).bind_tools([removing.tool], **options).invoke("q")
+        remove_tool = RemoveTool()
+        direct = chat(text).bind_tools([remove_tool.tool], **options).invoke("q")
         with serving(chat(text)) as (url, _):
             body = {"messages": [{"role": "user", "content": "q"}], "tools": [REMOVE], **options}
             plain = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).json()["choices"][0]
@@ -289,7 +289,7 @@ def test_clients_of_the_server_complete_no_call() -> None:
             assert streamed["content"] == (plain["message"]["content"] or "") == direct.text
             assert streamed["tool_calls"] == _functions(plain["message"]["tool_calls"] or ())
             openai_llm = ChatOpenAI(base_url=f"{url}/v1", api_key="-", model="qwen2.5-coder-1.5b", max_retries=0)
-            bound = openai_llm.bind_tools([removing.tool]).bind(**options)
+            bound = openai_llm.bind_tools([remove_tool.tool]).bind(**options)
             for message in (bound.invoke("q"), summed(bound.stream("q"))):  # type: ignore[arg-type]
                 assert [(call["name"], call["args"]) for call in message.tool_calls] == said(direct)["calls"], case
                 assert len(message.invalid_tool_calls) == len(direct.invalid_tool_calls), case
@@ -301,25 +301,25 @@ def test_clients_of_the_server_complete_no_call() -> None:
                     json.loads(call.function.arguments)
 
 
-def test_openais_helper_is_told_that_a_call_was_cut_off() -> None:
+def test_openai_sdk_raises_a_length_error_on_a_truncated_call() -> None:
     strict = openai.pydantic_function_tool(Path, name="remove")
     with serving(chat(WHOLE)) as (url, _):
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0)
-        asked: Any = {
+        request: Any = {
             "model": "qwen2.5-coder-1.5b",
             "messages": [{"role": "user", "content": "q"}],
             "tools": [strict],
         }
-        with client.chat.completions.stream(**asked) as events:
+        with client.chat.completions.stream(**request) as events:
             done = [event for event in events if event.type == "tool_calls.function.arguments.done"]
         assert [event.parsed_arguments for event in done] == [Path(path="/home/a/b.txt", note="one two three")]
         with (
             pytest.raises(openai.LengthFinishReasonError),
-            client.chat.completions.stream(**asked, max_tokens=30) as events,
+            client.chat.completions.stream(**request, max_tokens=30) as events,
         ):
             list(events)
         with pytest.raises(openai.LengthFinishReasonError):
-            client.chat.completions.parse(**asked, max_tokens=30)
+            client.chat.completions.parse(**request, max_tokens=30)
 
 
 REMOVE = {
