@@ -56,7 +56,7 @@ FUNCTION = {"name": "answer", "description": "An answer.", "parameters": JSON_SC
 CALL = '{"name": "%s", "arguments": {"number": 4}}'
 
 
-def requested(llm: ChatLookahead) -> list[Any]:
+def requested_constraints(llm: ChatLookahead) -> list[Any]:
     assert llm.engines is not None
     assert isinstance(llm.engines.target, ScriptedEngine)
     return [sampling.structured for _, sampling in llm.engines.target.requests]
@@ -72,21 +72,21 @@ def requested(llm: ChatLookahead) -> list[Any]:
         (FUNCTION, {"number": 4}),
     ],
 )
-def test_schemas(schema: Any, expected: Any) -> None:
+def test_schema_types_parse_with_each_method_and_constrain_the_engine(schema: Any, expected: Any) -> None:
     llm = scripted_chat('{"number": 4}')
     for method in ("json_schema", "json_mode"):
         structured = llm.with_structured_output(schema, method=method)  # type: ignore[arg-type]
         assert structured.invoke("?") == expected
         assert list(structured.stream("?"))[-1] == expected
-    by_schema, _, in_mode, _ = requested(llm)
-    assert by_schema["json"]["properties"]["number"]["type"] == "integer"
-    assert in_mode == {"json_object": True}
+    json_schema, _, json_mode, _ = requested_constraints(llm)
+    assert json_schema["json"]["properties"]["number"]["type"] == "integer"
+    assert json_mode == {"json_object": True}
     name = getattr(schema, "__name__", "answer")
-    called = scripted_chat(CALL % name).with_structured_output(schema, method="function_calling")
-    assert called.invoke("?") == expected
+    function_calling = scripted_chat(CALL % name).with_structured_output(schema, method="function_calling")
+    assert function_calling.invoke("?") == expected
 
 
-def test_the_reply_is_the_targets_alone() -> None:
+def test_structured_output_sends_no_request_to_the_draft() -> None:
     llm = scripted_chat('{"number": 4}')
     llm.with_structured_output(Answer).invoke("?")
     assert llm.engines is not None
@@ -94,7 +94,7 @@ def test_the_reply_is_the_targets_alone() -> None:
     assert llm.engines.draft.requests == []
 
 
-def test_what_does_not_fit() -> None:
+def test_reply_that_violates_the_schema_is_a_parsing_error() -> None:
     llm = scripted_chat('{"number": "four"}')
     with pytest.raises(OutputParserException):
         llm.with_structured_output(Answer).invoke("?")
@@ -102,13 +102,13 @@ def test_what_does_not_fit() -> None:
     assert result["parsed"] is None
     assert isinstance(result["parsing_error"], OutputParserException)
     assert result["raw"].text == '{"number": "four"}'
-    fine: Any = scripted_chat('{"number": 4}').with_structured_output(Answer, include_raw=True).invoke("?")
-    assert (fine["parsed"], fine["parsing_error"]) == (Answer(number=4), None)
+    valid: Any = scripted_chat('{"number": 4}').with_structured_output(Answer, include_raw=True).invoke("?")
+    assert (valid["parsed"], valid["parsing_error"]) == (Answer(number=4), None)
 
 
 @pytest.mark.parametrize("schema", [Answer, {"title": "a", "type": "object", "properties": {}}, None])
-def test_half_a_reply_is_not_completed(schema: Any) -> None:
-    """LangChain's parsers would make 4 of 4711 here."""
+def test_truncated_json_raises_instead_of_being_completed(schema: Any) -> None:
+    """LangChain's parsers would complete a truncated number to a shorter one."""
     structured = scripted_chat('{"number": 4711, "more": 1}', max_tokens=2)
     method: Any = "json_schema" if schema else "json_mode"
     with pytest.raises(OutputParserException, match="max_tokens"):
@@ -119,7 +119,7 @@ def test_half_a_reply_is_not_completed(schema: Any) -> None:
     assert fenced in ({"number": 4}, Answer(number=4))
 
 
-def test_bad_arguments() -> None:
+def test_invalid_schemas_methods_and_response_formats_raise() -> None:
     llm = scripted_chat("{}")
     with pytest.raises(ConfigurationError, match="needs a schema"):
         llm.with_structured_output(None)
@@ -134,15 +134,15 @@ def test_bad_arguments() -> None:
     assert llm.with_structured_output(None, method="json_mode").invoke("?") == {}
 
 
-@pytest.mark.parametrize("opened", [True, False])
+@pytest.mark.parametrize("opens_thinking", [True, False])
 @pytest.mark.parametrize("forced", [True, False])
-def test_a_model_that_thinks_first_thinks_freely_and_then_keeps_to_the_form(opened: bool, forced: bool) -> None:
-    tokenizer = ScriptedTokenizer(ThinkingTags(), opens_thinking=opened)
+def test_only_the_answer_after_the_thinking_is_constrained(opens_thinking: bool, forced: bool) -> None:
+    tokenizer = ScriptedTokenizer(ThinkingTags(), opens_thinking=opens_thinking)
     answer = CALL % "Answer" if forced else '{"number": 4}'
     reply = f"I think.\n\nSo I do.\n</think>{answer}"
 
     def script(_: str) -> str:
-        return f"<think>\n{reply}"  # the part of it that the prompt has already is not written again
+        return f"<think>\n{reply}"  # the engine skips the part that the prompt already contains
 
     target = ScriptedEngine(tokenizer, reply_script(script, seconds=0.2))
     draft = ScriptedEngine(tokenizer, reply_script(script))
@@ -150,25 +150,25 @@ def test_a_model_that_thinks_first_thinks_freely_and_then_keeps_to_the_form(open
     method: Any = "function_calling" if forced else "json_schema"
     result: Any = llm.with_structured_output(Answer, method=method, include_raw=True).invoke("?")
     assert result["parsed"] == Answer(number=4)
-    figures = result["raw"].response_metadata["lookahead"]
-    assert figures["accepted"] > 0, "thoughts are speculated on"
+    metadata = result["raw"].response_metadata["lookahead"]
+    assert metadata["accepted"] > 0, "thinking is speculated on"
     assert result["raw"].content_blocks[0] == {"type": "reasoning", "reasoning": "I think.\n\nSo I do."}
-    constrained = [prompt for prompt, sampling in target.requests if sampling.structured]
-    assert tokenizer.decode(constrained[-1]).endswith("</think>")
+    constrained_prompts = [prompt for prompt, sampling in target.requests if sampling.structured]
+    assert tokenizer.decode(constrained_prompts[-1]).endswith("</think>")
     assert all(sampling.structured is None for _, sampling in draft.requests)
 
 
 @pytest.mark.parametrize(
-    ("thought", "max_tokens"),
+    ("thinking", "max_tokens"),
     [
-        ("I think. " + "And so on. " * 50, 20),  # it is cut off
-        ("I think.", 500),  # it ends the reply
-        ("I think.\n</think>", 5),  # nothing is left for the answer
+        ("I think. " + "And so on. " * 50, 20),  # max_tokens truncates the thinking
+        ("I think.", 500),  # the reply ends inside the thinking
+        ("I think.\n</think>", 5),  # max_tokens leaves no token for the answer
     ],
 )
-def test_thinking_without_room_for_an_answer_has_not_stopped(thought: str, max_tokens: int) -> None:
+def test_finish_reason_is_length_if_thinking_leaves_no_room_for_the_answer(thinking: str, max_tokens: int) -> None:
     tokenizer = ScriptedTokenizer(thinking=ThinkingTags())
-    target = ScriptedEngine(tokenizer, reply_script(lambda _: f"<think>\n{thought}"))
+    target = ScriptedEngine(tokenizer, reply_script(lambda _: f"<think>\n{thinking}"))
     llm = ChatLookahead(engines=EngineSet(target), policy="off", max_tokens=max_tokens)
     message = llm.invoke("?", response_format={"type": "json_object"})
     assert (message.text, message.response_metadata["finish_reason"]) == ("", "length")
@@ -187,29 +187,29 @@ PRETTY = '{\n\n"name": "Bonn\\n\\nEND",\n"population": 330\n}'
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("policy", ["off", "balanced", r"balanced:delimiter=/\n+/:depth=4", "exact:max_step_tokens=3"])
 @pytest.mark.parametrize("forced", [False, True])
-def test_a_form_is_one_request_and_nothing_ends_it_before_its_end(
+def test_structured_output_is_one_request_that_no_stop_string_or_delimiter_ends(
     forced: bool, policy: str, temperature: float, seed: int | None
 ) -> None:
-    written = f'{{"name": "City", "arguments": {PRETTY}}}' if forced else PRETTY
-    llm = scripted_chat(written, stop=["END"])
+    reply = f'{{"name": "City", "arguments": {PRETTY}}}' if forced else PRETTY
+    llm = scripted_chat(reply, stop=["END"])
     method: Any = "function_calling" if forced else "json_schema"
     result: Any = llm.with_structured_output(City, method=method, include_raw=True).invoke(
         "?", policy=policy, temperature=temperature, seed=seed
     )
     assert result["parsed"] == City(name="Bonn\n\nEND", population=330)
     assert result["raw"].response_metadata["finish_reason"] == ("tool_calls" if forced else "stop")
-    (constraint,) = requested(llm)
+    (constraint,) = requested_constraints(llm)
     assert constraint is not None
     assert result["raw"].response_metadata["lookahead"]["steps"] == 1
 
 
 @pytest.mark.parametrize("text", ["", "no", '{"number": 4', '{"number": 4} and so on', '{"number": NaN}', "[1,]"])
-@pytest.mark.parametrize("form", [{"type": "json_object"}, Form.of(Answer).response_format])
-def test_a_reply_that_is_not_json_has_not_stopped(text: str, form: dict[str, Any]) -> None:
-    message = scripted_chat(text).invoke("?", response_format=form)
+@pytest.mark.parametrize("response_format", [{"type": "json_object"}, Form.of(Answer).response_format])
+def test_finish_reason_is_length_if_the_reply_is_not_json(text: str, response_format: dict[str, Any]) -> None:
+    message = scripted_chat(text).invoke("?", response_format=response_format)
     assert (message.text, message.response_metadata["finish_reason"]) == (text, "length")
-    whole = scripted_chat(' {"number": 4}').invoke("?", response_format=form)
-    assert whole.response_metadata["finish_reason"] == "stop"
+    complete = scripted_chat(' {"number": 4}').invoke("?", response_format=response_format)
+    assert complete.response_metadata["finish_reason"] == "stop"
 
 
 class Color(Enum):
@@ -278,15 +278,15 @@ CASES: list[tuple[Any, str, Any]] = [
 @pytest.mark.parametrize("include_raw", [False, True])
 @pytest.mark.parametrize("method", get_args(Method))
 @pytest.mark.parametrize(("schema", "text", "expected"), CASES)
-async def test_every_schema_in_every_method(
+async def test_every_schema_parses_with_each_method_sync_async_and_streamed(
     schema: Any, text: str, expected: Any, method: Any, include_raw: bool
 ) -> None:
     form = Form.of(schema)
-    written = text
+    reply = text
     if method == "function_calling":
         arguments = text if form.is_object else f'{{"value": {text}}}'
-        written = f'{{"name": "{form.name}", "arguments": {arguments}}}'
-    llm = scripted_chat(written)
+        reply = f'{{"name": "{form.name}", "arguments": {arguments}}}'
+    llm = scripted_chat(reply)
     structured = llm.with_structured_output(schema, method=method, include_raw=include_raw)
     results = [structured.invoke("?"), await structured.ainvoke("?")]
     if include_raw:
@@ -300,15 +300,15 @@ async def test_every_schema_in_every_method(
         value = result["parsed"] if include_raw else result
         assert value == expected
         assert type(value) is type(expected)
-    assert len(requested(llm)) == len(results)
-    for constraint in requested(llm):
+    assert len(requested_constraints(llm)) == len(results)
+    for constraint in requested_constraints(llm):
         if method == "json_schema":
             assert constraint == {"json": form.json_schema}
         if method == "json_mode":
             assert constraint == {"json_object": True}
 
 
-def test_json_schemas_of_classes_are_pydantics() -> None:
+def test_json_schema_of_a_class_is_pydantics() -> None:
     for cls in (Answer, Tree, Numbers, Outer):
         assert Form.of(cls).json_schema == cls.model_json_schema()
     assert Form.of(dict[str, Tree]).json_schema == TypeAdapter(dict[str, Tree]).json_schema()
@@ -344,29 +344,29 @@ SCHEMAS = st.recursive(
 
 @settings(max_examples=60, deadline=None)
 @given(SCHEMAS, SCHEMAS, JSON, st.sampled_from(get_args(Method)))
-def test_a_schema_reaches_the_engine_unchanged_and_a_value_comes_back(
-    schema: dict[str, Any], defined: dict[str, Any], value: Any, method: Any
+def test_schema_reaches_the_engine_unchanged_and_the_value_is_parsed(
+    schema: dict[str, Any], definition: dict[str, Any], value: Any, method: Any
 ) -> None:
-    schema = schema | {"$defs": {"x": defined}}
-    before = copy.deepcopy(schema)
+    schema = schema | {"$defs": {"x": definition}}
+    original = copy.deepcopy(schema)
     form = Form.of(schema)
     if method == "function_calling" and form.is_object and not isinstance(value, dict):
         value = {"is": value}
-    written = json.dumps(value)
+    reply = json.dumps(value)
     if method == "function_calling":
-        written = json.dumps({"name": form.name, "arguments": value if form.is_object else {"value": value}})
-    llm = scripted_chat(lambda _: written)
+        reply = json.dumps({"name": form.name, "arguments": value if form.is_object else {"value": value}})
+    llm = scripted_chat(lambda _: reply)
     assert llm.with_structured_output(schema, method=method).invoke("?") == value
-    (constraint,) = requested(llm)
-    assert schema == before
+    (constraint,) = requested_constraints(llm)
+    assert schema == original
     if method == "json_schema":
         assert constraint == {"json": schema}
     elif method == "function_calling":
-        at = "/anyOf/0/properties/arguments" + ("" if form.is_object else "/properties/value")
+        pointer = "/anyOf/0/properties/arguments" + ("" if form.is_object else "/properties/value")
         expected = form.tool["function"]["parameters"] if form.is_object else schema
         (call,) = constraint["json"]["anyOf"]
-        inner = call["properties"]["arguments"]
-        assert (inner if form.is_object else inner["properties"]["value"]) == relocated(expected, at)
+        arguments = call["properties"]["arguments"]
+        assert (arguments if form.is_object else arguments["properties"]["value"]) == relocated(expected, pointer)
         assert "#/$defs" not in json.dumps(
             [ref for part in subschemas(constraint["json"]) for ref in [part.get("$ref")]]
         )
@@ -374,13 +374,13 @@ def test_a_schema_reaches_the_engine_unchanged_and_a_value_comes_back(
 
 @pytest.mark.parametrize("method", get_args(Method))
 @pytest.mark.parametrize("schema", [{"nonsense": 1}, 3, "text", {"name": "f", "parameters": [1]}, object()])
-def test_what_is_no_schema_is_refused_in_words(schema: Any, method: Any) -> None:
+def test_non_schema_raises_a_configuration_error(schema: Any, method: Any) -> None:
     with pytest.raises(ConfigurationError, match="not a schema"):
         scripted_chat("{}").with_structured_output(schema, method=method)
 
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
-async def test_a_stream_that_breaks_off_says_so_at_its_end(method: Any) -> None:
+async def test_truncated_json_raises_in_stream_astream_and_invoke(method: Any) -> None:
     text = '{"number": 47' if method == "json_schema" else CALL[:-4] % "answer"
     structured = scripted_chat(text).with_structured_output(JSON_SCHEMA, method=method)
     with pytest.raises(OutputParserException):
@@ -393,16 +393,16 @@ async def test_a_stream_that_breaks_off_says_so_at_its_end(method: Any) -> None:
 
 @pytest.mark.parametrize("schema", [Answer, City, Tree, Numbers, Color])
 @pytest.mark.parametrize("method", get_args(Method))
-def test_callbacks_are_told_the_schema_as_langchain_converts_it(schema: Any, method: Any) -> None:
-    """Also of those that it cannot convert: then they are told of the tool, and the call goes on."""
-    told: list[Any] = []
+def test_callbacks_receive_the_schema_as_langchain_converts_it(schema: Any, method: Any) -> None:
+    """If LangChain cannot convert the schema, callbacks receive the tool's schema and the call continues."""
+    received: list[Any] = []
 
-    class Told(BaseCallbackHandler):
+    class SchemaRecorder(BaseCallbackHandler):
         def on_chat_model_start(self, *_: Any, options: dict[str, Any], **__: Any) -> None:
-            told.append(options["ls_structured_output_format"]["schema"])
+            received.append(options["ls_structured_output_format"]["schema"])
 
     chat = scripted_chat("{", policy="off").with_structured_output(schema, method=method, include_raw=True)
-    chat.invoke("?", {"callbacks": [Told()]})
-    assert told[0]["title"] == schema.__name__
+    chat.invoke("?", {"callbacks": [SchemaRecorder()]})
+    assert received[0]["title"] == schema.__name__
     if schema in (Answer, City):
-        assert told[0] == convert_to_json_schema(schema)
+        assert received[0] == convert_to_json_schema(schema)

@@ -1,4 +1,4 @@
-"""Templates that many threads load and use for the first time at once, and the models of `graph()`."""
+"""Concurrent first loads of the templates, their default model and their schemas."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def word_of(word: str) -> str:
     return word
 
 
-# In a new process, where nothing is loaded yet. All threads begin together, and take turns after few steps.
-LOADING = """
+# Runs in a new process, where nothing is loaded yet. All threads start together and switch after a few bytecodes.
+BUILD_ALL = """
 import sys, threading
 from concurrent.futures import ThreadPoolExecutor
 from lookahead_agent.agents import templates
@@ -57,7 +57,7 @@ with ThreadPoolExecutor(12) as pool:
 print("all")
 """
 
-MANY = """
+IMPORT_ALL = """
 import sys, threading
 from concurrent.futures import ThreadPoolExecutor
 import lookahead_agent
@@ -76,20 +76,20 @@ print("all")
 
 
 @pytest.mark.parametrize("names", [NAMES, NAMES[::-1]], ids=["in order", "in reverse"])
-def test_many_threads_build_a_template_that_none_has_loaded(names: list[str]) -> None:
-    command = [sys.executable, "-c", LOADING, *names]
+def test_concurrent_first_builds_of_a_template_load_its_module_once(names: list[str]) -> None:
+    command = [sys.executable, "-c", BUILD_ALL, *names]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "all"
 
 
-def test_many_threads_import_the_public_names() -> None:
-    done = subprocess.run([sys.executable, "-c", MANY], capture_output=True, text=True, timeout=300, check=False)
+def test_concurrent_imports_of_a_public_name_return_one_object() -> None:
+    done = subprocess.run([sys.executable, "-c", IMPORT_ALL], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "all"
 
 
-def test_a_template_that_cannot_be_loaded_is_loaded_again(tmp_path: Path) -> None:
+def test_template_whose_import_failed_is_imported_again(tmp_path: Path) -> None:
     (tmp_path / "graphs").mkdir()
     file = tmp_path / "graphs" / "half.py"
     file.write_text("FIRST = 1\nraise RuntimeError('half')\n")
@@ -100,7 +100,7 @@ def test_a_template_that_cannot_be_loaded_is_loaded_again(tmp_path: Path) -> Non
     assert template("graphs", "half") is template("graphs", "half", [tmp_path])
 
 
-def test_numbers_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_llm_reads_numbers_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOOKAHEAD_MAX_TOKENS", "20")
     monkeypatch.setenv("LOOKAHEAD_TEMPERATURE", "0.5")
     llm = default_llm({"planner": "fast"})
@@ -111,10 +111,10 @@ def test_numbers_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_graph_tells_the_schema_of_its_input_and_output(name: str) -> None:
-    """LangGraph's server and Studio make their forms of it."""
+def test_graph_exposes_its_input_and_output_schema(name: str) -> None:
+    """LangGraph's server and Studio build their input forms from these schemas."""
     tools = {"one": [word_of]} if name == "supervisor" else [word_of]
-    given = [] if name in ("reflection", "self_consistency") else [tools]
-    graph = getattr(template("graphs", name), f"build_{name}")(scripted_chat("Fine.", policy="off"), *given)
+    arguments = [] if name in ("reflection", "self_consistency") else [tools]
+    graph = getattr(template("graphs", name), f"build_{name}")(scripted_chat("Fine.", policy="off"), *arguments)
     assert graph.get_input_jsonschema()["properties"]["messages"]["type"] == "array"
     assert graph.get_output_jsonschema()["properties"]["messages"]["type"] == "array"

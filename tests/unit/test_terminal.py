@@ -1,4 +1,4 @@
-"""Texts that the library did not write, on the terminal and in logs."""
+"""Untrusted text on the terminal and in logs."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from lookahead_agent.trace.recorder import TraceRecorder
 from tests.unit.test_cli import run
 
 HOSTILE = {
-    "a\x1b]52;c;aGVsbG8=\x07b": "ab",  # writes the clipboard
+    "a\x1b]52;c;aGVsbG8=\x07b": "ab",  # writes to the clipboard
     "a\x1b]0;title\x1b\\b": "ab",
     "a\x9d0;title\x9cb": "ab",
     "\x1b]8;;https://evil.example\x1b\\here\x1b]8;;\x1b\\": "here",
     "a\x1b[2J\x1b[Hb\x9b31mc": "abc",
     "\x1bPq#0;2;0;0;0\x1b\\x": "x",
     "\x1bcx": "cx",
-    "\x1b]52;c;aGVsbG8=": "]52;c;aGVsbG8=",  # ends nowhere
+    "\x1b]52;c;aGVsbG8=": "]52;c;aGVsbG8=",  # an unterminated sequence
     "safe\rgone\x08\x07\x00": "safegone",
     "one\r\ntwo\tthree": "one\ntwo\tthree",
     "\u202egnp.exe\u2066": "gnp.exe",
@@ -48,61 +48,61 @@ HOSTILE = {
     "\u2028 \x85|\x0b\x0c\x1c|": "\u2028 ||",
 }
 
-PIECES = st.sampled_from(
+FRAGMENTS = st.sampled_from(
     ["\x1b", "]", "[", "52;c;", "0", "m", "J", "\x07", "\\", "\x9b", "\x9d", "\x9c", "\x90", "P", "a", " ", "\n", "\r"]
 )
-TEXTS = st.one_of(st.text(), st.lists(PIECES, max_size=12).map("".join))
+TEXTS = st.one_of(st.text(), st.lists(FRAGMENTS, max_size=12).map("".join))
 
 
 def controls(text: str) -> list[str]:
-    return [each for each in text if unicodedata.category(each) in ("Cc", "Cs") and each not in "\n\t"]
+    return [char for char in text if unicodedata.category(char) in ("Cc", "Cs") and char not in "\n\t"]
 
 
 @pytest.mark.parametrize(("text", "shown"), HOSTILE.items())
-def test_what_commands_a_terminal_is_taken_out(text: str, shown: str) -> None:
+def test_plain_removes_terminal_sequences(text: str, shown: str) -> None:
     assert plain(text) == shown
 
 
 @settings(max_examples=500)
 @given(TEXTS)
-def test_no_control_is_left_and_every_visible_character_is(text: str) -> None:
+def test_plain_removes_every_control_character_and_keeps_visible_text(text: str) -> None:
     shown = plain(text)
     assert controls(shown) == []
     assert plain(shown) == shown
-    if "\x1b" not in text and not re.search(r"[\x90-\x9f]", text):  # no sequence, whose letters nobody sees
-        kept = "".join(each for each in text if each in "\n\t" or unicodedata.category(each) not in ("Cc", "Cs"))
-        assert shown == re.sub(r"[\u202a-\u202e\u2066-\u2069]", "", kept)
+    if "\x1b" not in text and not re.search(r"[\x90-\x9f]", text):  # without sequences, whose letters are removed
+        visible = "".join(char for char in text if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cs"))
+        assert shown == re.sub(r"[\u202a-\u202e\u2066-\u2069]", "", visible)
 
 
 @settings(max_examples=500)
 @given(st.lists(TEXTS, max_size=6))
 @example(["\x1b", "]52;c;aG", "k=", "\x07", "x"])
 @example(["\x1b]" + "a" * 4095, "aa", "\x07"])
-def test_pieces_give_what_the_whole_gives(pieces: list[str]) -> None:
+def test_streamed_fragments_give_the_same_text_as_the_whole(fragments: list[str]) -> None:
     stream = PlainTextStream()
-    assert "".join([*map(stream.feed, pieces), stream.end()]) == plain("".join(pieces))
+    assert "".join([*map(stream.feed, fragments), stream.end()]) == plain("".join(fragments))
 
 
-def test_a_long_text_of_beginnings_takes_no_longer_than_another() -> None:
-    # With a look at every later character from each, this would take hours.
+def test_unterminated_sequences_are_parsed_in_linear_time() -> None:
+    # A parser that scans the rest of the text from each introducer would take hours.
     assert plain("\x9d" * 1_000_000 + "\x1b]" * 500_000) == "]" * 500_000
 
 
-def printed(*renderables: Any, **how: Any) -> str:
+def rendered(*renderables: Any, **options: Any) -> str:
     terminal = Terminal(file=io.StringIO(), force_terminal=True, color_system=None, width=400)
-    terminal.print(*renderables, **how)
+    terminal.print(*renderables, **options)
     return str(terminal.file.getvalue())  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("text", "shown"), HOSTILE.items())
-def test_a_terminal_shows_text_as_text(text: str, shown: str) -> None:
+def test_terminal_shows_hostile_text_without_markup_or_control_characters(text: str, shown: str) -> None:
     expected = shown.expandtabs(8)
-    assert printed(text, soft_wrap=True) == expected + "\n"
-    assert controls(printed(Text(text), Text("\x1b"), soft_wrap=True)) == []  # what `Text` is given is only cut
-    for framed in (Panel(text, title="from a model"), _table(text)):
-        found = printed(framed)
-        assert controls(found) == []
-        assert all(part in found for part in shown.split())
+    assert rendered(text, soft_wrap=True) == expected + "\n"
+    assert controls(rendered(Text(text), Text("\x1b"), soft_wrap=True)) == []  # Rich strips terminators from `Text`
+    for renderable in (Panel(text, title="from a model"), _table(text)):
+        output = rendered(renderable)
+        assert controls(output) == []
+        assert all(word in output for word in shown.split())
 
 
 def _table(text: str) -> Table:
@@ -113,13 +113,13 @@ def _table(text: str) -> Table:
 
 @given(TEXTS)
 @settings(max_examples=100)
-def test_any_text_on_a_terminal(text: str) -> None:
-    shown = printed(text, soft_wrap=True)  # with spaces for tabs, as many as the columns need
+def test_terminal_prints_any_text_as_plain_text(text: str) -> None:
+    shown = rendered(text, soft_wrap=True)  # tabs become spaces up to the next tab stop
     assert re.sub(r"[ \t]+", " ", shown) == re.sub(r"[ \t]+", " ", plain(text)) + "\n"
     assert controls(shown) == []
 
 
-def test_styles_of_the_library_stay() -> None:
+def test_terminal_keeps_the_librarys_own_styles() -> None:
     terminal = Terminal(file=io.StringIO(), force_terminal=True, color_system="standard")
     terminal.error("no \x1b[31mred\x07")
     assert terminal.file.getvalue() == "\x1b[31mError:\x1b[0m no red\n"  # type: ignore[attr-defined]
@@ -130,11 +130,11 @@ SHOWN = "It is [/bold] a[i] = b. :smile: doneover"
 
 
 def saying(text: str) -> Callable[..., Any]:
-    # Tokens are characters, so that every sequence comes in pieces.
-    return lambda **fields: scripted_chat(text, **_known(fields))
+    # Each token is one character, so the stream splits every terminal sequence.
+    return lambda **fields: scripted_chat(text, **_scripted_fields(fields))
 
 
-def _known(fields: dict[str, Any]) -> dict[str, Any]:
+def _scripted_fields(fields: dict[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in fields.items()
@@ -142,18 +142,20 @@ def _known(fields: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_ask(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ask_prints_model_text_as_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("ask", "How?", chat_class=saying(ANSWER)) == 0
     captured = capsys.readouterr()
     assert captured.out == SHOWN + "\n"
     assert controls(captured.err) == []
 
 
-def test_agent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_agent_prints_model_text_as_plain_text_and_a_usage_table(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan = f"1. Cost: 2 * 3\n{ANSWER}"
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    for more in ((), ("--live",)):
-        assert run("agent", "[/red] How\x1b[2J?", *more, chat_class=saying(plan)) == 0
+    for options in ((), ("--live",)):
+        assert run("agent", "[/red] How\x1b[2J?", *options, chat_class=saying(plan)) == 0
         captured = capsys.readouterr()
         assert "[/red] How?" in captured.out.split("\n")
         assert "Answer: 1. Cost: 2 * 3\n" in captured.out
@@ -166,7 +168,7 @@ def test_agent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.C
         assert max(map(len, table)) <= 80
 
 
-def test_json_has_the_texts_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_is_one_ascii_line_with_the_unchanged_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("ask", "How?", "--json", chat_class=saying(ANSWER + "\u2028\ud800")) == 0
     out = capsys.readouterr().out
     assert out.isascii()
@@ -195,7 +197,7 @@ def test_json_has_the_texts_as_they_are(capsys: pytest.CaptureFixture[str]) -> N
         ["agent", "x", "--thread", "\udcff"],
     ],
 )
-def test_errors_about_arguments(
+def test_argument_errors_contain_no_control_characters(
     arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
@@ -206,7 +208,7 @@ def test_errors_about_arguments(
     assert captured.err
 
 
-def test_a_trace_page_of_a_path_with_markup(tmp_path: Path) -> None:
+def test_trace_prints_a_path_with_markup_unchanged(tmp_path: Path) -> None:
     recorded = tmp_path / "[bold]run.jsonl"
     with TraceRecorder(recorded):
         pass
@@ -214,7 +216,7 @@ def test_a_trace_page_of_a_path_with_markup(tmp_path: Path) -> None:
     assert done.stdout.strip() == str(recorded.with_suffix(".html"))
 
 
-def test_progress_bars(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_bars_show_plain_labels(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressBars().task("Loading [/bold]\x1b]0;x\x07"):
         pass
     assert capsys.readouterr().err == "Loading [/bold] …\n"
@@ -227,7 +229,7 @@ def test_progress_bars(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     assert "\x07" not in shown
 
 
-def test_live() -> None:
+def test_live_steps_show_model_text_as_plain_text() -> None:
     terminal = Terminal(file=io.StringIO(), force_terminal=True, color_system=None, width=100)
     step = {"kind": "accepted", "path": "[/bold]\x1b]0;x\x07", "source": "draft", "position": 0, "verdict": "\x1b[2J"}
     step |= {"started": 0.0, "ended": 1.0, "text": "a\nb\x07"}
@@ -238,7 +240,7 @@ def test_live() -> None:
     assert "a b" in shown
 
 
-def test_a_log_line_is_one_and_commands_nothing() -> None:
+def test_log_record_cannot_forge_a_line_or_send_terminal_sequences() -> None:
     record = logging.LogRecord("x", logging.WARNING, __file__, 1, "%s failed", ("a\x1b[2J\nError: forged",), None)
     assert LogFormatter("%(levelname)s %(message)s").format(record) == "WARNING a\n    Error: forged failed"
     try:
@@ -248,7 +250,7 @@ def test_a_log_line_is_one_and_commands_nothing() -> None:
     assert "ValueError: [/bold]" in LogFormatter("%(message)s").format(record)
 
 
-def test_a_fault_of_the_library_shows_its_traceback_as_text(
+def test_internal_error_prints_its_traceback_as_plain_text(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def broken(**_: Any) -> Any:
@@ -258,21 +260,21 @@ def test_a_fault_of_the_library_shows_its_traceback_as_text(
     assert "RuntimeError: [/bold]\n" in capsys.readouterr().err
 
 
-def test_reports_take_names_as_text(tmp_path: Path) -> None:
+def test_bench_report_escapes_task_names(tmp_path: Path) -> None:
     from lookahead_agent.bench.report import Report
     from lookahead_agent.bench.samples import read_results
     from lookahead_agent.jsonl import RowFile
 
     rows = RowFile(Path("docs/measurements/templates-own-6.jsonl.xz")).rows
-    bad = "../$x^{$<script>|[/bold]\x1b[2J\ud800"
-    report = Report(read_results({**row, "task": bad} for row in rows if row.get("task") == "react"))
-    place = tmp_path / "in" / "report"
-    report.write(place.with_suffix(".md"))
-    markdown = place.with_suffix(".md").read_text(encoding="utf-8")
+    hostile_name = "../$x^{$<script>|[/bold]\x1b[2J\ud800"
+    report = Report(read_results({**row, "task": hostile_name} for row in rows if row.get("task") == "react"))
+    path = tmp_path / "in" / "report"
+    report.write(path.with_suffix(".md"))
+    markdown = path.with_suffix(".md").read_text(encoding="utf-8")
     assert r"## ../$x^{$\<script>\|\[/bold\]\\ud800" in markdown
 
 
-# The command line as a process, on scripted engines.
+# The command line in its own process, on scripted engines.
 PROGRAM = """
 from lookahead_agent.cli.app import main
 from tests.unit.test_terminal import saying
@@ -280,24 +282,24 @@ main(saying("1. Cost: 2 * 3\\n\\u2192 \\xe9 \\u2028 etc."))
 """
 
 
-def command_line(*arguments: str, **how: Any) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments], stderr=subprocess.PIPE, **how)
+def command_line(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments], stderr=subprocess.PIPE, **options)
 
 
 @pytest.mark.parametrize("arguments", [["ask", "x"], ["ask", "x", "--json"], ["agent", "x", "--live"]])
-def test_a_reader_that_leaves_and_a_disk_that_is_full(arguments: list[str], tmp_path: Path) -> None:
+def test_closed_stdout_exits_silently_and_a_full_disk_prints_an_error(arguments: list[str], tmp_path: Path) -> None:
     environment = os.environ | {"XDG_STATE_HOME": str(tmp_path)}
     process = command_line(*arguments, stdout=subprocess.PIPE, env=environment)
     assert process.stdout is not None
     process.stdout.close()
-    _, said = process.communicate(timeout=120)
-    assert (process.returncode, [line for line in said.split(b"\n") if b"rror" in line]) == (1, [])
+    _, stderr = process.communicate(timeout=120)
+    assert (process.returncode, [line for line in stderr.split(b"\n") if b"rror" in line]) == (1, [])
     with open("/dev/full", "wb") as full:
         process = command_line(*arguments, stdout=full, env=environment)
-        _, said = process.communicate(timeout=120)
+        _, stderr = process.communicate(timeout=120)
     assert process.returncode == 1
-    assert said.endswith(b"Error: the output cannot be written: No space left on device\n")
-    assert b"Traceback" not in said
+    assert stderr.endswith(b"Error: the output cannot be written: No space left on device\n")
+    assert b"Traceback" not in stderr
 
 
 @pytest.mark.parametrize(
@@ -308,11 +310,11 @@ def test_a_reader_that_leaves_and_a_disk_that_is_full(arguments: list[str], tmp_
         (["ask", "--help"], {"PYTHONIOENCODING": "ascii"}),
     ],
 )
-def test_a_locale_that_lacks_characters(arguments: list[str], locale: dict[str, str], tmp_path: Path) -> None:
+def test_output_escapes_unencodable_characters(arguments: list[str], locale: dict[str, str], tmp_path: Path) -> None:
     environment = os.environ | locale | {"XDG_STATE_HOME": str(tmp_path)}
     process = command_line(*arguments, stdout=subprocess.PIPE, env=environment)
-    out, said = process.communicate(timeout=120)
-    assert process.returncode == 0, said
-    assert out.isascii()
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr
+    assert stdout.isascii()
     if "--help" not in arguments:
-        assert rb"\u2192 \xe9 \u2028" in out
+        assert rb"\u2192 \xe9 \u2028" in stdout

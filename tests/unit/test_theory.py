@@ -1,4 +1,4 @@
-"""The formulas against the machine itself in virtual time."""
+"""The formulas against the scheduler in virtual time."""
 
 from __future__ import annotations
 
@@ -30,80 +30,80 @@ def constant(c: float) -> Durations:
     return Durations(draft=lambda _: c)
 
 
-def drawn(simulated: SimulatedReply) -> float:
-    """The share of steps that was accepted: held against this α, a few thousand steps are within 2 %."""
+def acceptance_rate(simulated: SimulatedReply) -> float:
+    """Measured share of accepted steps: with it as α, a few thousand steps agree with the formula within 2 %."""
     return simulated.accepted / simulated.steps
 
 
-def enough(alpha: float) -> int:
-    """Steps after which the average is within the 2 % that are allowed."""
+def enough_steps(alpha: float) -> int:
+    """Number of steps after which the average is within the tolerance of 2 %."""
     return 600 if alpha in (0.0, 1.0) else 3000
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("c", RATIOS)
 @pytest.mark.parametrize("depth", DEPTHS)
-def test_synchronous(alpha: float, c: float, depth: int) -> None:
-    simulated = simulate(alpha, depth, constant(c), steps=enough(alpha), synchronous=True)
-    assert drawn(simulated) == pytest.approx(alpha, abs=0.03)
-    assert simulated.speedup == pytest.approx(synchronous_speedup(drawn(simulated), c, depth), rel=0.02)
+def test_synchronous_simulation_agrees_with_the_formula(alpha: float, c: float, depth: int) -> None:
+    simulated = simulate(alpha, depth, constant(c), steps=enough_steps(alpha), synchronous=True)
+    assert acceptance_rate(simulated) == pytest.approx(alpha, abs=0.03)
+    assert simulated.speedup == pytest.approx(synchronous_speedup(acceptance_rate(simulated), c, depth), rel=0.02)
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("c", RATIOS)
 @pytest.mark.parametrize("depth", DEPTHS)
-def test_asynchronous(alpha: float, c: float, depth: int) -> None:
-    simulated = simulate(alpha, depth, constant(c), steps=enough(alpha))
-    accepted = drawn(simulated)
+def test_asynchronous_simulation_agrees_with_the_formula(alpha: float, c: float, depth: int) -> None:
+    simulated = simulate(alpha, depth, constant(c), steps=enough_steps(alpha))
+    accepted = acceptance_rate(simulated)
     assert accepted == pytest.approx(alpha, abs=0.03)
     formula = asynchronous_speedup(accepted, c, depth)
     if is_draft_bound(c, depth):
         assert simulated.speedup == pytest.approx(formula, rel=0.02)
     else:
-        # The formula's window restarts when all of it is accepted; ours slides, up to the draft's limit.
+        # The formula restarts a fully accepted window; the scheduler's window slides, up to the draft's limit.
         assert formula * 0.98 <= simulated.speedup <= asynchronous_speedup(accepted, c, 1000) * 1.02
         assert simulated.speedup <= depth * 1.02
 
 
-def test_a_sliding_window_gains_most_when_everything_is_accepted() -> None:
-    # Depth 2, c = 0.1: restarted, two steps take 1.1; sliding, two steps take 1.
+def test_sliding_window_beats_a_restarted_one_if_every_step_is_accepted() -> None:
+    # Depth 2, c = 0.1: two steps take 1.1 in a restarted window and 1 in a sliding one.
     assert simulate(1.0, 2, constant(0.1)).speedup == pytest.approx(2.0, rel=0.01)
     assert asynchronous_speedup(1.0, 0.1, 2) == pytest.approx(2 / 1.1)
 
 
-def test_depth_zero_is_the_target_alone() -> None:
+def test_depth_zero_is_as_fast_as_the_target_alone() -> None:
     assert simulate(1.0, 0, constant(0.1)).speedup == pytest.approx(1.0)
 
 
-def test_where_the_assumptions_do_not_hold() -> None:
-    """Step lengths that vary, and a verifier that takes time: the machine still gains, by how much is measured."""
+def test_uneven_steps_hardly_change_the_speedup_and_a_slow_verifier_lowers_it() -> None:
+    """The formula assumes equal steps and an instant verifier; here the scheduler runs without these assumptions."""
     formula = asynchronous_speedup(0.7, 0.25, 8)
 
     def varying(mean: float) -> object:
-        return lambda randomly: mean * randomly.uniform(0.3, 1.7)
+        return lambda rng: mean * rng.uniform(0.3, 1.7)
 
     lengths = Durations(target=varying(1.0), draft=varying(0.25))  # type: ignore[arg-type]
     uneven = simulate(0.7, 8, lengths, steps=3000).speedup
-    assert 0.9 * formula < uneven < 1.02 * formula, "lengths that vary hardly matter to a window of 8"
-    slow = Durations(verifier=lambda _: 0.3)
-    hedged, waiting = (simulate(0.7, 8, slow, steps=3000, hedge=hedge).speedup for hedge in (True, False))
-    assert waiting < hedged < formula
+    assert 0.9 * formula < uneven < 1.02 * formula, "uneven step lengths hardly matter in a window of 8"
+    slow_verifier = Durations(verifier=lambda _: 0.3)
+    hedged, unhedged = (simulate(0.7, 8, slow_verifier, steps=3000, hedge=hedge).speedup for hedge in (True, False))
+    assert unhedged < hedged < formula
 
 
 @pytest.mark.parametrize(
     ("alpha", "c", "depth"), [(-0.1, 0.5, 1), (1.1, 0.5, 1), (0.5, 0, 1), (0.5, 1.1, 1), (0.5, 0.5, 0)]
 )
-def test_values_out_of_range(alpha: float, c: float, depth: int) -> None:
+def test_arguments_out_of_range_raise(alpha: float, c: float, depth: int) -> None:
     for formula in (synchronous_speedup, asynchronous_speedup):
         with pytest.raises(ConfigurationError):
             formula(alpha, c, depth)
 
 
 @pytest.mark.parametrize("synchronous", [True, False])
-def test_the_decoder_on_scripted_engines_agrees_with_the_simulation(synchronous: bool) -> None:
+def test_decoder_on_scripted_engines_agrees_with_the_formula(synchronous: bool) -> None:
     steps = [f"Step {i}.\n\n" for i in range(300)]
-    randomly = random.Random(1)
-    accepted = {step: randomly.random() < 0.7 for step in steps}
+    rng = random.Random(1)
+    accepted = {step: rng.random() < 0.7 for step in steps}
     pair = Pair(steps, steps, target_seconds=4.0, draft_seconds=1.0)
     verifier = ScriptedVerifier(lambda draft, target: accepted[draft])
     reply = pair.run(verifier, DecodingSettings(depth=4, synchronous=synchronous))
@@ -113,57 +113,57 @@ def test_the_decoder_on_scripted_engines_agrees_with_the_simulation(synchronous:
     assert speedup == pytest.approx(formula(alpha, 0.25, 4), rel=0.05)
 
 
-def test_a_batch_that_costs_as_much_as_its_parts_gains_nothing() -> None:
-    serial = Durations(draft=lambda _: 0.1, slowdown=float)
-    assert simulate(1.0, 4, serial, steps=400).speedup == pytest.approx(1.0, rel=0.02)
-    assert simulate(0.5, 4, serial, steps=400).speedup < 1
-    free = Durations(draft=lambda _: 0.1, slowdown=lambda _: 1.0)
-    assert simulate(1.0, 4, free, steps=400).speedup == simulate(1.0, 4, constant(0.1), steps=400).speedup
+def test_batch_as_slow_as_sequential_steps_gives_no_speedup() -> None:
+    sequential = Durations(draft=lambda _: 0.1, slowdown=float)
+    assert simulate(1.0, 4, sequential, steps=400).speedup == pytest.approx(1.0, rel=0.02)
+    assert simulate(0.5, 4, sequential, steps=400).speedup < 1
+    without_slowdown = Durations(draft=lambda _: 0.1, slowdown=lambda _: 1.0)
+    assert simulate(1.0, 4, without_slowdown, steps=400).speedup == simulate(1.0, 4, constant(0.1), steps=400).speedup
 
 
-def test_the_cost_of_a_batch_acts_while_it_lasts() -> None:
-    # Depth 2, all accepted, c = 0.5: the first step runs alone for half its time, then beside the second at half
-    # speed, so both slow down together: the steps are 0.5, then 1.0 more, and so on in pairs.
+def test_batch_slowdown_applies_only_while_steps_overlap() -> None:
+    # Depth 2, all steps accepted, c = 0.5: the first step runs alone for half of its time. Then the second joins,
+    # and both run at half speed until the first is complete.
     durations = Durations(draft=lambda _: 0.5, slowdown=lambda steps: 1.0 if steps == 1 else 2.0)
-    two = simulate(1.0, 2, durations, steps=2)
-    assert two.seconds == pytest.approx(0.5 + 2 * 0.5 + 0.5)
+    simulated = simulate(1.0, 2, durations, steps=2)
+    assert simulated.seconds == pytest.approx(0.5 + 2 * 0.5 + 0.5)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 0.9])
 @pytest.mark.parametrize("token_alpha", [0.5, 0.8])
-def test_both_levels_against_the_machine(alpha: float, token_alpha: float) -> None:
+def test_combined_speedup_agrees_with_the_simulation(alpha: float, token_alpha: float) -> None:
     c, depth, token_c, token_depth = 0.1, 12, 0.1, 3
     tokens = synchronous_speedup(token_alpha, token_c, token_depth)
-    # A target step takes 1/S as long; the draft's take what they took.
+    # Token speculation shortens target steps to 1/S; draft steps keep their length.
     durations = Durations(target=lambda _: 1 / tokens, draft=lambda _: c)
-    simulated = simulate(alpha, depth, durations, steps=enough(alpha))
-    accepted = drawn(simulated)
-    both = combined_speedup(accepted, c, depth, token_alpha, token_c, token_depth)
-    assert simulated.steps / simulated.seconds == pytest.approx(both, rel=0.02)
-    assert both <= asynchronous_speedup(accepted, c, depth) * tokens, "they multiply only if the draft gets faster too"
+    simulated = simulate(alpha, depth, durations, steps=enough_steps(alpha))
+    accepted = acceptance_rate(simulated)
+    combined = combined_speedup(accepted, c, depth, token_alpha, token_c, token_depth)
+    assert simulated.steps / simulated.seconds == pytest.approx(combined, rel=0.02)
+    assert combined <= asynchronous_speedup(accepted, c, depth) * tokens, "speedups multiply only with a faster draft"
 
 
 @pytest.mark.parametrize("c", [0.1, 0.2, 1 / 3, 0.5])
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 0.7, 0.8, 0.9, 1.0])
-def test_a_shared_draft_against_its_simulation(alpha: float, c: float) -> None:
-    """docs/explanation/theory.md gives the share of the bound that passes, which cannot be divided, leave."""
-    found, bound = simulate_shared_draft(alpha, c, 64), shared_draft_speedup(alpha, c)
-    assert 0.7 * bound <= found <= 1.01 * bound
+def test_shared_draft_simulation_stays_close_below_its_bound(alpha: float, c: float) -> None:
+    """docs/explanation/theory.md gives the share of the bound that indivisible passes reach."""
+    simulated, bound = simulate_shared_draft(alpha, c, 64), shared_draft_speedup(alpha, c)
+    assert 0.7 * bound <= simulated <= 1.01 * bound
     if alpha in (0.0, 1.0):
-        assert found == pytest.approx(bound, rel=0.01)
+        assert simulated == pytest.approx(bound, rel=0.01)
 
 
-def test_a_shared_draft_is_as_fast_as_its_passes_allow() -> None:
-    assert simulate_shared_draft(1.0, 0.1, 3) == pytest.approx(4, rel=0.01), "three guesses and its own token"
+def test_shared_draft_speedup_depends_on_the_cost_of_its_passes() -> None:
+    assert simulate_shared_draft(1.0, 0.1, 3) == pytest.approx(4, rel=0.01), "three draft tokens and the target's own"
     assert simulate_shared_draft(1.0, 0.1, 3, lambda tokens: 1.0 * tokens) == pytest.approx(1, rel=0.01)
-    # A draft that is slower than its target is overtaken, and does no harm.
+    # The target overtakes a slower draft, which does no harm.
     assert simulate_shared_draft(1.0, 2.0, 8) >= 1
 
 
-def test_one_level_alone_is_a_special_case_of_both() -> None:
+def test_combined_speedup_reduces_to_one_level_if_the_other_is_off() -> None:
     assert combined_speedup(0.7, 0.2, 4, 0.8, 0.1, 1) == asynchronous_speedup(0.7, 0.2, 4)
     assert combined_speedup(0.7, 0.2, 1, 0.8, 0.1, 4) == synchronous_speedup(0.8, 0.1, 4)
-    assert combined_speedup(0.9, 0.9, 4, 0.9, 0.05, 8) == synchronous_speedup(0.9, 0.05, 8), "a late draft"
+    assert combined_speedup(0.9, 0.9, 4, 0.9, 0.05, 8) == synchronous_speedup(0.9, 0.05, 8), "the draft is always late"
 
 
 def both_levels_win(alpha: float, c: float, token_alpha: float, token_c: float, parallel: int) -> bool:
@@ -171,30 +171,30 @@ def both_levels_win(alpha: float, c: float, token_alpha: float, token_c: float, 
     return steps > 1 and tokens > 1
 
 
-def test_the_region_in_which_both_levels_win() -> None:
+def test_best_split_uses_both_levels_only_where_both_pay() -> None:
     assert both_levels_win(0.7, 0.1, 0.7, 0.05, parallel=16)
-    assert not both_levels_win(0.7, 0.1, 0.7, 0.05, parallel=2), "nothing to divide"
+    assert not both_levels_win(0.7, 0.1, 0.7, 0.05, parallel=2), "there is no parallelism to divide"
     assert not both_levels_win(0.0, 0.1, 0.8, 0.05, parallel=16), "no step is accepted"
-    assert not both_levels_win(0.8, 0.1, 0.0, 0.05, parallel=16), "no token is"
-    assert not both_levels_win(1.0, 0.05, 0.3, 0.3, parallel=8), "steps alone use all there is"
+    assert not both_levels_win(0.8, 0.1, 0.0, 0.05, parallel=16), "no token is accepted"
+    assert not both_levels_win(1.0, 0.05, 0.3, 0.3, parallel=8), "step speculation alone uses all parallelism"
 
 
 @pytest.mark.parametrize("parallel", [1, 4, 16])
-def test_the_best_split_is_the_best_of_all(parallel: int) -> None:
+def test_best_split_is_the_maximum_over_all_splits(parallel: int) -> None:
     steps, tokens, speedup = best_split(0.6, 0.15, 0.7, 0.1, parallel)
     assert steps * tokens <= parallel
-    every = [
-        combined_speedup(0.6, 0.15, first, 0.7, 0.1, second)
-        for first in range(1, parallel + 1)
-        for second in range(1, parallel + 1)
-        if first * second <= parallel
+    speedups = [
+        combined_speedup(0.6, 0.15, step_depth, 0.7, 0.1, token_depth)
+        for step_depth in range(1, parallel + 1)
+        for token_depth in range(1, parallel + 1)
+        if step_depth * token_depth <= parallel
     ]
-    assert speedup == max(every)
+    assert speedup == max(speedups)
     with pytest.raises(ConfigurationError, match="at least 1"):
         best_split(0.6, 0.15, 0.7, 0.1, 0)
 
 
-def test_the_table_of_the_documentation() -> None:
+def test_table_in_the_documentation_equals_best_split() -> None:
     text = (Path(__file__).parents[2] / "docs" / "explanation" / "theory.md").read_text(encoding="utf-8")
     cells = re.findall(r"(\d+) × (\d+): ([\d.]+)", text)
     rates = [0.2, 0.4, 0.6, 0.8, 0.9]

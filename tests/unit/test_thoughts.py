@@ -1,4 +1,4 @@
-"""Thinking in replies: what is, how it is counted, and that no stop string ends it."""
+"""Thinking in replies: where it begins and ends, its token count, and stop strings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.test_streams import chat, summed
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 
-IN_CODE = "`<think>b</think>` and\n```\n<think>\n```\n"
+TAGS_IN_CODE = "`<think>b</think>` and\n```\n<think>\n```\n"
 
 
 @pytest.mark.parametrize(
@@ -34,36 +34,36 @@ IN_CODE = "`<think>b</think>` and\n```\n<think>\n```\n"
         ("<think>a</think>First. <think>b</think>Second.", False, "a\n\nb", "First. Second."),
         ("<think>a</think>First.\n<think>\n\n</think>\nSecond.", False, "a", "First.\n\nSecond."),
         ("First.<think>a</think>Second.</think>", False, "a", "First.Second.</think>"),
-        (f"<think>a</think>{IN_CODE}", False, "a", IN_CODE),
+        (f"<think>a</think>{TAGS_IN_CODE}", False, "a", TAGS_IN_CODE),
         ("<think>a<think>b</think>c</think>d", False, "a<think>b", "c</think>d"),
         (f"<think>{CALL}</think>None.", False, CALL, "None."),
     ],
 )
-def test_thinking_and_answer_wherever_the_text_is_cut(text: str, inside: bool, thinking: str, answer: str) -> None:
+def test_thinking_and_answer_are_separated_however_the_text_is_split(
+    text: str, inside: bool, thinking: str, answer: str
+) -> None:
     reply = read(text, tags=TAGS, inside=inside)
     assert (reply.thinking, reply.parsed.content, reply.parsed.tool_calls) == (thinking, answer, [])
     assert said(read(text, range(len(text)), tags=TAGS, inside=inside)) == said(reply)
 
 
-def test_thinking_that_is_cut_off_is_no_answer() -> None:
+def test_truncated_thinking_is_not_part_of_the_answer() -> None:
     reply = read(f"<think>a</think>First.\n<think>Or {CALL}", tags=TAGS, cut=True)
     assert (reply.thinking, reply.parsed.content, reply.parsed.tool_calls) == (f"a\n\nOr {CALL}", "First.\n", [])
 
 
-def test_tags_in_the_arguments_of_a_call_are_none() -> None:
+def test_thinking_tags_in_tool_arguments_stay_in_the_arguments() -> None:
     call = '<tool_call>{"name": "remove", "arguments": {"path": "<think>a</think>"}}</tool_call>'
     for text in (f"<think>b</think>{call}", call):
         assert [call["args"] for call in read(text, tags=TAGS).parsed.tool_calls] == [{"path": "<think>a</think>"}]
 
 
 @pytest.mark.parametrize(
-    ("tags", "after", "begins"),
+    ("tags", "after", "beginning"),
     [(ThinkingTags(always=False), False, "thinks only sometimes"), (TAGS, True, "the prompt has closed it")],
 )
-def test_text_before_a_closing_tag_is_answer_where_there_is_no_thinking(
-    tags: ThinkingTags, after: bool, begins: str
-) -> None:
-    text = f"{begins}</think>Answer"
+def test_text_before_a_stray_closing_tag_is_part_of_the_answer(tags: ThinkingTags, after: bool, beginning: str) -> None:
+    text = f"{beginning}</think>Answer"
     assert read(text, tags=tags, after=after).parsed.content == text
     assert read(text, tags=None).parsed.content == text
 
@@ -84,7 +84,7 @@ MODES = {
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("opened", [True, False])
 @pytest.mark.parametrize("stop", [[";"], ["\n"], ["\n\n", "; no"], ["never"], ["</think>"], ["I think", "It is"]])
-def test_stop_strings_end_the_answer_alone(mode: str, opened: bool, stop: list[str]) -> None:
+def test_stop_strings_end_the_answer_but_never_the_thinking(mode: str, opened: bool, stop: list[str]) -> None:
     text = STEPS.removeprefix("<think>\n") if opened else STEPS
     answer = "" if stop == ["</think>"] else STEPS.partition("</think>")[2]
     for string in stop:
@@ -97,31 +97,31 @@ def test_stop_strings_end_the_answer_alone(mode: str, opened: bool, stop: list[s
     assert message.response_metadata["finish_reason"] == "stop"
 
 
-def test_stop_strings_end_the_answer_in_a_form() -> None:
+def test_stop_strings_never_end_the_thinking_before_structured_output() -> None:
     llm = chat('<think>\nI; think.</think>{"a":";"}', tags=TAGS, policy="off")
-    form = {"type": "json_object"}
-    message = llm.invoke("q", stop=["I;"], response_format=form)
+    response_format = {"type": "json_object"}
+    message = llm.invoke("q", stop=["I;"], response_format=response_format)
     assert message.additional_kwargs["reasoning_content"] == "I; think."
     assert message.text == '{"a":";"}'
 
 
 @given(st.text("<think>/ ab", max_size=40), st.booleans(), st.data())
-def test_where_the_thinking_is_depends_on_no_cut(text: str, inside: bool, data: st.DataObject) -> None:
-    state = whole = ThinkingState(TAGS, inside)
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+def test_thinking_state_is_independent_of_where_the_text_is_split(text: str, inside: bool, data: st.DataObject) -> None:
+    state = initial = ThinkingState(TAGS, inside)
+    splits = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     answers: list[bool] = []
-    for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
-        answers += [state.is_answer(text[begin:end], at, at + 1) for at in range(end - begin)]
+    for begin, end in zip([0, *splits], [*splits, len(text)], strict=True):
+        answers += [state.is_answer(text[begin:end], index, index + 1) for index in range(end - begin)]
         state = state.then(text[begin:end])
-    assert state.inside == whole.then(text).inside
-    # Of a tag itself that is only known at its end.
-    tags = [(begin, begin + len(tag)) for tag in (TAGS.open, TAGS.close) for begin in _places(text, tag)]
-    outside = [at for at in range(len(text)) if not any(begin <= at < end for begin, end in tags)]
-    assert [answers[at] for at in outside] == [whole.is_answer(text, at, at + 1) for at in outside]
+    assert state.inside == initial.then(text).inside
+    # Within a tag, the state is known only at its end.
+    tags = [(begin, begin + len(tag)) for tag in (TAGS.open, TAGS.close) for begin in _occurrences(text, tag)]
+    outside = [index for index in range(len(text)) if not any(begin <= index < end for begin, end in tags)]
+    assert [answers[index] for index in outside] == [initial.is_answer(text, index, index + 1) for index in outside]
 
 
-def _places(text: str, tag: str) -> list[int]:
-    return [at for at in range(len(text)) if text.startswith(tag, at)]
+def _occurrences(text: str, tag: str) -> list[int]:
+    return [index for index in range(len(text)) if text.startswith(tag, index)]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def _places(text: str, tag: str) -> list[int]:
         ("Answer one two", False, 0),
     ],
 )
-def test_thinking_is_counted_in_tokens(text: str, opened: bool, tokens: int) -> None:
+def test_usage_counts_the_tokens_of_thinking(text: str, opened: bool, tokens: int) -> None:
     llm = chat(text, tags=TAGS, opened=opened)
     message = llm.invoke("q")
     assert message.usage_metadata is not None
@@ -143,14 +143,14 @@ def test_thinking_is_counted_in_tokens(text: str, opened: bool, tokens: int) -> 
     assert summed(llm.stream("q")).usage_metadata == message.usage_metadata
 
 
-def test_thinking_before_a_form_is_counted() -> None:
+def test_usage_counts_thinking_before_structured_output() -> None:
     llm = chat('one two\nthree</think>{"a":1}', tags=TAGS, opened=True)
     message = llm.invoke("q", response_format={"type": "json_object"})
     assert message.usage_metadata is not None
     assert message.usage_metadata["output_token_details"] == {"reasoning": 3}
 
 
-def test_the_server_counts_thinking() -> None:
+def test_server_usage_sums_the_thinking_of_all_choices() -> None:
     with serving(chat("<think>one two three</think>Answer", tags=TAGS)) as (url, _):
         body = {"messages": [{"role": "user", "content": "q"}], "n": 2}
         usage = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).json()["usage"]

@@ -14,18 +14,18 @@ from lookahead_agent.errors import ConfigurationError, MissingExtraError
 DRAFT = Path("draft")
 
 
-def test_none_is_no_configuration() -> None:
+def test_none_gives_no_speculative_config() -> None:
     check_token_speculation("none", {"speculative_config": {"method": "ngram"}})
     assert speculative_config("none", DRAFT, on_cpu=True) is None
 
 
-def test_what_a_name_stands_for() -> None:
+def test_method_name_expands_to_a_vllm_config() -> None:
     config = speculative_config("draft_model", DRAFT, on_cpu=True)
     assert config == {"method": "draft_model", "model": "draft", "num_speculative_tokens": 4}
     assert (speculative_config("ngram", None, on_cpu=True) or {})["method"] == "ngram"
 
 
-def test_a_mapping_goes_before_what_its_method_stands_for() -> None:
+def test_mapping_overrides_the_defaults_of_its_method() -> None:
     config = speculative_config({"method": "ngram", "num_speculative_tokens": 2}, None, on_cpu=True)
     assert config is not None
     assert config["num_speculative_tokens"] == 2
@@ -33,8 +33,8 @@ def test_a_mapping_goes_before_what_its_method_stands_for() -> None:
     eagle = {"method": "eagle3", "model": "a/b", "num_speculative_tokens": 3}
     check_token_speculation(eagle, {})
     assert speculative_config(eagle, DRAFT, on_cpu=False) == eagle
-    own = {"method": "draft_model", "model": "other"}
-    assert (speculative_config(own, DRAFT, on_cpu=True) or {})["model"] == "other"
+    own_draft = {"method": "draft_model", "model": "other"}
+    assert (speculative_config(own_draft, DRAFT, on_cpu=True) or {})["model"] == "other"
 
 
 @pytest.mark.parametrize(
@@ -46,14 +46,14 @@ def test_a_mapping_goes_before_what_its_method_stands_for() -> None:
         ("ngram", {"speculative_config": {}}, "give only one"),
     ],
 )
-def test_what_cannot_work_is_refused(method: Any, engine_args: dict[str, Any], message: str) -> None:
+def test_invalid_token_speculation_raises(method: Any, engine_args: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         check_token_speculation(method, engine_args)
     with pytest.raises(ConfigurationError, match=message):
         ChatLookahead(token_speculation=method, engine_args=engine_args)
 
 
-def test_a_shared_draft_asks_a_class_of_ours() -> None:
+def test_shared_draft_config_names_an_importable_proposer_class() -> None:
     config = speculative_config("shared_draft", None, on_cpu=True)
     assert config is not None
     assert config["method"] == "custom_class"
@@ -64,17 +64,17 @@ def test_a_shared_draft_asks_a_class_of_ours() -> None:
     assert not vllm_config.uses_shared_draft(None)
 
 
-def test_what_does_not_run_on_a_cpu_is_refused() -> None:
+def test_method_that_needs_a_gpu_raises_on_a_cpu() -> None:
     with pytest.raises(ConfigurationError, match="does not run on a CPU"):
         speculative_config({"method": "medusa", "model": "a/b"}, None, on_cpu=True)
     assert speculative_config({"method": "medusa", "model": "a/b"}, None, on_cpu=False) is not None
 
 
-def test_a_method_whose_package_is_missing_is_refused() -> None:
+def test_method_without_its_package_raises_missing_extra_error() -> None:
     with pytest.raises(MissingExtraError, match="pip install"):
         check_token_speculation("suffix", {})
 
 
-def test_a_draft_model_is_needed_for_draft_model() -> None:
+def test_draft_model_method_raises_without_a_draft_model() -> None:
     with pytest.raises(ConfigurationError, match="needs a draft model"):
         speculative_config("draft_model", None, on_cpu=True)

@@ -1,4 +1,4 @@
-"""Calls in Hermes' format, and what small models make of it."""
+"""Tool calls in the Hermes format, including the malformed calls of small models."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ TAGGED = f"<tool_call>\n{CALL}\n</tool_call>"
 ADD = ("add", {"a": 1})
 
 
-def parsed(text: str, *, cut: bool = False) -> ParsedReply:
-    """The reply, which reads the same at once and letter by letter."""
-    whole = read(text, cut=cut)
-    assert said(read(text, range(0, len(text), 1 + len(text) // 1000), cut=cut)) == said(whole)
-    return whole.parsed
+def parse(text: str, *, truncated: bool = False) -> ParsedReply:
+    """Parse a reply; parsed in small deltas, it must give the same result."""
+    reply = read(text, cut=truncated)
+    assert said(read(text, range(0, len(text), 1 + len(text) // 1000), cut=truncated)) == said(reply)
+    return reply.parsed
 
 
 def calls(reply: ParsedReply) -> list[tuple[str, dict[str, Any]]]:
@@ -48,8 +48,8 @@ def calls(reply: ParsedReply) -> list[tuple[str, dict[str, Any]]]:
         (f"So:```json\n{CALL}\n```", "So:", 1),
     ],
 )
-def test_calls_and_the_text_around_them(text: str, content: str, count: int) -> None:
-    reply = parsed(text)
+def test_calls_are_parsed_and_the_text_around_them_is_content(text: str, content: str, count: int) -> None:
+    reply = parse(text)
     assert (reply.content, calls(reply), reply.invalid_tool_calls) == (content, [ADD] * count, [])
     assert len({call["id"] for call in reply.tool_calls}) == count
 
@@ -75,48 +75,48 @@ def test_calls_and_the_text_around_them(text: str, content: str, count: int) -> 
         "\nHello  \n",
     ],
 )
-def test_an_answer_that_calls_nothing_is_text(text: str) -> None:
-    assert parsed(text) == ParsedReply(text)
+def test_reply_without_a_call_is_content(text: str) -> None:
+    assert parse(text) == ParsedReply(text)
 
 
-def test_an_example_in_a_fence_is_no_call_where_there_is_one() -> None:
+def test_fenced_example_is_content_if_the_reply_also_has_a_call() -> None:
     example = '```json\n{"name": "remove", "arguments": {"path": "/"}}\n```'
     for call in (CALL, TAGGED):
-        reply = parsed(f"Not this:\n{example}\nbut {call}")
+        reply = parse(f"Not this:\n{example}\nbut {call}")
         assert (reply.content, calls(reply), reply.invalid_tool_calls) == (f"Not this:\n{example}\nbut", [ADD], [])
-    tagged = parsed(f'{{"name": "remove", "arguments": {{}}}} or {TAGGED}')
-    assert calls(tagged) == [ADD], "a call with tags is the model's own"
+    tagged = parse(f'{{"name": "remove", "arguments": {{}}}} or {TAGGED}')
+    assert calls(tagged) == [ADD], "a tagged call takes precedence over bare JSON"
 
 
-def test_tags_and_lines_in_a_text_of_the_arguments() -> None:
+def test_tags_and_raw_line_breaks_in_string_arguments_are_kept() -> None:
     text = '</tool_call>\n<tool_call>{"name": "now"}</tool_call> <think>\t'
-    for written in (json.dumps({"path": text}), json.dumps({"path": text}).replace("\\n", "\n").replace("\\t", "\t")):
-        for call in ("<tool_call>\n%s\n</tool_call>", "%s", "```json\n%s\n```"):
-            reply = parsed(call % f'{{"name": "remove", "arguments": {written}}}')
+    for arguments in (json.dumps({"path": text}), json.dumps({"path": text}).replace("\\n", "\n").replace("\\t", "\t")):
+        for call_format in ("<tool_call>\n%s\n</tool_call>", "%s", "```json\n%s\n```"):
+            reply = parse(call_format % f'{{"name": "remove", "arguments": {arguments}}}')
             assert calls(reply) == [("remove", {"path": text})]
             assert not reply.invalid_tool_calls
 
 
 @pytest.mark.parametrize("key", ["arguments", "parameters", "args"])
-def test_what_arguments_are_called(key: str) -> None:
-    assert calls(parsed(f'<tool_call>{{"name": "add", "{key}": {{"a": 1}}}}</tool_call>')) == [ADD]
-    assert calls(parsed(f'<tool_call>{{"name": "add", "{key}": "{{\\"a\\": 1}}"}}</tool_call>')) == [ADD]
+def test_every_known_key_for_the_arguments_is_accepted(key: str) -> None:
+    assert calls(parse(f'<tool_call>{{"name": "add", "{key}": {{"a": 1}}}}</tool_call>')) == [ADD]
+    assert calls(parse(f'<tool_call>{{"name": "add", "{key}": "{{\\"a\\": 1}}"}}</tool_call>')) == [ADD]
 
 
-def test_only_a_tool_without_parameters_is_called_without_arguments() -> None:
-    assert calls(parsed('<tool_call>{"name": "now"}</tool_call>')) == [("now", {})]
-    assert calls(parsed('<tool_call>{"name": "now", "arguments": null}</tool_call>')) == [("now", {})]
-    assert calls(parsed('<tool_call>{"name": "remove", "arguments": {}}</tool_call>')) == [("remove", {})]
-    assert parsed('<tool_call>{"name": "remove"}</tool_call>').invalid_tool_calls[0]["name"] == "remove"
+def test_arguments_may_be_missing_only_if_the_tool_has_no_parameters() -> None:
+    assert calls(parse('<tool_call>{"name": "now"}</tool_call>')) == [("now", {})]
+    assert calls(parse('<tool_call>{"name": "now", "arguments": null}</tool_call>')) == [("now", {})]
+    assert calls(parse('<tool_call>{"name": "remove", "arguments": {}}</tool_call>')) == [("remove", {})]
+    assert parse('<tool_call>{"name": "remove"}</tool_call>').invalid_tool_calls[0]["name"] == "remove"
 
 
-def test_arguments_that_are_nested_as_deep_as_may_be() -> None:
-    (call,) = parsed('<tool_call>{"name": "remove", "arguments": {"path": ' + "[" * 98 + "]" * 98 + "}}").tool_calls
+def test_arguments_nested_up_to_the_limit_are_parsed() -> None:
+    (call,) = parse('<tool_call>{"name": "remove", "arguments": {"path": ' + "[" * 98 + "]" * 98 + "}}").tool_calls
     assert json.dumps(call["args"]).count("[") == 98
 
 
-def test_a_tool_that_is_not_there_is_called_all_the_same() -> None:
-    assert calls(parsed('<tool_call>{"name": "nobody", "arguments": {}}</tool_call>')) == [("nobody", {})]
+def test_call_of_an_unknown_tool_is_parsed() -> None:
+    assert calls(parse('<tool_call>{"name": "nobody", "arguments": {}}</tool_call>')) == [("nobody", {})]
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,8 @@ def test_a_tool_that_is_not_there_is_called_all_the_same() -> None:
         "\n<function=add>\n",
     ],
 )
-def test_calls_that_cannot_be_read_are_reported(body: str) -> None:
-    reply = parsed(f"First.\n<tool_call>{body}</tool_call>\nLast.")
+def test_malformed_calls_are_reported_as_invalid(body: str) -> None:
+    reply = parse(f"First.\n<tool_call>{body}</tool_call>\nLast.")
     assert (reply.content, reply.tool_calls) == ("First.\n\nLast.", [])
     (invalid,) = reply.invalid_tool_calls
     assert invalid["args"] == body.strip()
@@ -165,31 +165,31 @@ def test_calls_that_cannot_be_read_are_reported(body: str) -> None:
     json.dumps(invalid, ensure_ascii=False).encode()
 
 
-def test_whole_numbers_reach_as_far_as_checkpoints_carry_them() -> None:
+def test_integers_are_accepted_within_the_range_of_checkpoints() -> None:
     for number in ((1 << 64) - 1, -(1 << 63)):
-        (call,) = parsed(f'<tool_call>{{"name": "add", "arguments": {{"a": {number}}}}}</tool_call>').tool_calls
+        (call,) = parse(f'<tool_call>{{"name": "add", "arguments": {{"a": {number}}}}}</tool_call>').tool_calls
         assert call["args"] == {"a": number}
         assert JsonPlusSerializer().loads_typed(JsonPlusSerializer().dumps_typed(call)) == call
 
 
 @pytest.mark.parametrize("call", [TAGGED, CALL, f"```json\n{CALL}\n```", f"<tool_call>[{CALL}, {CALL}]</tool_call>"])
-def test_a_call_that_is_cut_off_is_invalid(call: str) -> None:
+def test_truncated_call_is_invalid(call: str) -> None:
     for end in range(call.index('"add"') + 5, call.index("}}") + 1):
-        for cut in (True, False):
-            reply = parsed(f"Well. {call[:end]}", cut=cut)
+        for truncated in (True, False):
+            reply = parse(f"Well. {call[:end]}", truncated=truncated)
             assert (reply.content, reply.tool_calls) == ("Well.", []), call[:end]
             assert [invalid["name"] for invalid in reply.invalid_tool_calls] == ["add"]
 
 
-def test_a_call_that_is_cut_off_leaves_those_before_it() -> None:
-    for begun in (f"{TAGGED}\n<tool_call>\n", f"<tool_call>[{CALL}, ", f"<tool_call>{CALL}\n"):
-        reply = parsed(begun + '{"name": "remove", "arguments": {"path": "/ho', cut=True)
+def test_calls_before_a_truncated_call_stay_valid() -> None:
+    for beginning in (f"{TAGGED}\n<tool_call>\n", f"<tool_call>[{CALL}, ", f"<tool_call>{CALL}\n"):
+        reply = parse(beginning + '{"name": "remove", "arguments": {"path": "/ho', truncated=True)
         assert calls(reply) == [ADD]
         assert [invalid["name"] for invalid in reply.invalid_tool_calls] == ["remove"]
-    assert len(parsed("So <tool_call>", cut=True).invalid_tool_calls) == 1
+    assert len(parse("So <tool_call>", truncated=True).invalid_tool_calls) == 1
 
 
-def test_what_is_unreadable_stays_so() -> None:
+def test_invalid_call_text_that_could_be_completed_as_json_is_marked() -> None:
     for text in ("", " ", "{", '{"path": "/a', "[1", '"a', "1", "null", "true", "NaN", "-1"):
         assert as_invalid_json(text) == f"(unreadable) {text}"
     assert as_invalid_json("<tool_call>{") == "<tool_call>{"
@@ -210,7 +210,7 @@ def test_what_is_unreadable_stays_so() -> None:
         ("[]", [], [None]),
     ],
 )
-def test_a_reply_that_must_be_a_call(text: str, names: list[str], invalid: list[str | None]) -> None:
+def test_constrained_reply_consists_of_calls_only(text: str, names: list[str], invalid: list[str | None]) -> None:
     reply = parse_constrained(text, TOOLS)
     assert reply.content == ""
     assert [call["name"] for call in reply.tool_calls] == names

@@ -1,4 +1,4 @@
-"""Tool calls in the formats of other model families, read by vLLM's own parsers."""
+"""Tool calls in the formats of other model families, parsed by vLLM's own parsers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lookahead_agent.generation.tool_calls import ParsedReply
 from lookahead_agent.generation.tool_parsers import VLLMToolParser, choose_tool_parser
 from tests.unit.replies import read, said
 
-MARKS = [
+SPECIAL_TOKENS = [
     *("<|python_tag|>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<think>"),
     *(
         "<｜tool▁calls▁begin｜>",
@@ -44,18 +44,18 @@ CALLS = {
     '{"a": 1, "b": 2}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
     "pythonic": "[add(a=1, b=2)]",
 }
-WITH_TEXT = [name for name in CALLS if name != "pythonic"]
+FORMATS_WITH_TEXT = [name for name in CALLS if name != "pythonic"]
 
 
 def tokenizer_with(folder: Path, template: str = "") -> HFTokenizer:
-    words = ["<eos>", "?", *(chr(code) for code in range(32, 127)), "\n"]
+    vocabulary = ["<eos>", "?", *(chr(code) for code in range(32, 127)), "\n"]
     backend = Tokenizer(
-        models.WordLevel({word: number for number, word in enumerate(dict.fromkeys(words))}, unk_token="?")
+        models.WordLevel({word: number for number, word in enumerate(dict.fromkeys(vocabulary))}, unk_token="?")
     )
     backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     backend.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token="<eos>", additional_special_tokens=["<|im_end|>", *MARKS]
+        tokenizer_object=backend, eos_token="<eos>", additional_special_tokens=["<|im_end|>", *SPECIAL_TOKENS]
     )
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
@@ -67,29 +67,29 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> HFTokenizer:
     return tokenizer_with(tmp_path_factory.mktemp("tokenizer"))
 
 
-def written(name: str, tokenizer: HFTokenizer, text: str, *, cut: bool = False) -> ParsedReply:
+def parse(name: str, tokenizer: HFTokenizer, text: str, *, truncated: bool = False) -> ParsedReply:
     parser = choose_tool_parser(name, tokenizer)
-    whole = read(text, parser=parser, cut=cut)
-    assert said(read(text, range(len(text)), parser=parser, cut=cut)) == said(whole)
-    return whole.parsed
+    reply = read(text, parser=parser, cut=truncated)
+    assert said(read(text, range(len(text)), parser=parser, cut=truncated)) == said(reply)
+    return reply.parsed
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_calls_are_read(tokenizer: HFTokenizer, name: str) -> None:
-    parsed = written(name, tokenizer, CALLS[name])
+def test_each_format_parses_its_calls_and_keeps_plain_text(tokenizer: HFTokenizer, name: str) -> None:
+    parsed = parse(name, tokenizer, CALLS[name])
     assert [(call["name"], call["args"]) for call in parsed.tool_calls] == [("add", {"a": 1, "b": 2})]
     assert parsed.content == ""
-    plain = written(name, tokenizer, "I would [rather] {not}, as in [1].\n")
+    plain = parse(name, tokenizer, "I would [rather] {not}, as in [1].\n")
     assert plain == ParsedReply("I would [rather] {not}, as in [1].\n")
     markers = choose_tool_parser(name, tokenizer).markers
     assert markers is not None
     assert any(marker in CALLS[name] for marker in markers)
 
 
-@pytest.mark.parametrize("name", WITH_TEXT)
+@pytest.mark.parametrize("name", FORMATS_WITH_TEXT)
 def test_text_around_calls_is_content(tokenizer: HFTokenizer, name: str) -> None:
     call = CALLS[name]
-    parsed = written(name, tokenizer, f"First: {call}\nThen: {call}\nThat is all.\n")
+    parsed = parse(name, tokenizer, f"First: {call}\nThen: {call}\nThat is all.\n")
     assert parsed.content.split() == ["First:", "Then:", "That", "is", "all."]
     assert parsed.content.startswith("First:")
     assert parsed.content.endswith("all.")
@@ -98,39 +98,39 @@ def test_text_around_calls_is_content(tokenizer: HFTokenizer, name: str) -> None
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_calls_that_are_cut_off_are_invalid(tokenizer: HFTokenizer, name: str) -> None:
+def test_truncated_calls_are_invalid(tokenizer: HFTokenizer, name: str) -> None:
     call = CALLS[name]
-    last = max(call.rfind("2"), 0) + 1  # the last argument, which might have been longer
+    last = max(call.rfind("2"), 0) + 1  # the last argument, which might continue
     for end in range(1, last + 1):
-        for cut in (True, False):
-            parsed = written(name, tokenizer, call[:end], cut=cut)
+        for truncated in (True, False):
+            parsed = parse(name, tokenizer, call[:end], truncated=truncated)
             assert not parsed.tool_calls, call[:end]
-    parsed = written(name, tokenizer, call[:last], cut=True)
+    parsed = parse(name, tokenizer, call[:last], truncated=True)
     assert len(parsed.invalid_tool_calls) == 1
     assert parsed.content == ""
 
 
-@pytest.mark.parametrize("name", WITH_TEXT)
-def test_of_two_calls_only_the_one_that_is_cut_off_is_invalid(tokenizer: HFTokenizer, name: str) -> None:
+@pytest.mark.parametrize("name", FORMATS_WITH_TEXT)
+def test_only_the_truncated_one_of_two_calls_is_invalid(tokenizer: HFTokenizer, name: str) -> None:
     call = CALLS[name]
-    parsed = written(name, tokenizer, f"{call}\n{call[: call.rfind('2') + 1]}", cut=True)
+    parsed = parse(name, tokenizer, f"{call}\n{call[: call.rfind('2') + 1]}", truncated=True)
     assert [call["args"] for call in parsed.tool_calls] == [{"a": 1, "b": 2}]
     assert len(parsed.invalid_tool_calls) == 1
 
 
 @pytest.mark.parametrize("name", ["xlam", "jamba"])
-def test_the_last_call_of_a_cut_reply_is_invalid_where_nothing_tells_its_end(tokenizer: HFTokenizer, name: str) -> None:
+def test_last_call_of_a_truncated_reply_is_invalid_if_its_end_is_unmarked(tokenizer: HFTokenizer, name: str) -> None:
     call = '[{"name": "add", "arguments": {"a": 1, "b": 2}}]'
     if name == "jamba":
         call = f"<tool_calls>{call}</tool_calls>"
         tokenizer.backend.add_special_tokens({"additional_special_tokens": ["<tool_calls>", "</tool_calls>"]})
-    assert [call["name"] for call in written(name, tokenizer, call).tool_calls] == ["add"]
-    parsed = written(name, tokenizer, call, cut=True)
+    assert [call["name"] for call in parse(name, tokenizer, call).tool_calls] == ["add"]
+    parsed = parse(name, tokenizer, call, truncated=True)
     assert not parsed.tool_calls
     assert [call["name"] for call in parsed.invalid_tool_calls] == ["add"]
 
 
-def test_a_format_whose_beginning_is_unknown(tokenizer: HFTokenizer) -> None:
+def test_format_without_a_known_start_has_no_markers(tokenizer: HFTokenizer) -> None:
     assert VLLMToolParser("xlam", tokenizer).markers is None
 
 
@@ -143,7 +143,7 @@ def test_a_format_whose_beginning_is_unknown(tokenizer: HFTokenizer) -> None:
         ("nothing about tools", JsonToolParser),
     ],
 )
-def test_the_chat_template_gives_the_family_away(tmp_path: Path, template: str, kind: type | str) -> None:
+def test_parser_is_chosen_by_the_chat_template(tmp_path: Path, template: str, kind: type | str) -> None:
     parser = choose_tool_parser(None, tokenizer_with(tmp_path, template))
     if isinstance(kind, str):
         assert kind in (parser.name if isinstance(parser, VLLMToolParser) else parser.markers or ())
@@ -151,13 +151,13 @@ def test_the_chat_template_gives_the_family_away(tmp_path: Path, template: str, 
         assert isinstance(parser, kind)
 
 
-def test_names_are_checked_before_anything_loads() -> None:
+def test_unknown_parser_name_raises_before_anything_loads() -> None:
     with pytest.raises(ConfigurationError, match=r"it has .*hermes.*qwen3_coder"):
         ChatLookahead(tool_parser="esperanto")
     assert isinstance(choose_tool_parser("mistral", ScriptedTokenizer()), JsonToolParser)
 
 
-def test_special_tokens_that_part_a_reply_are_shown(tokenizer: HFTokenizer) -> None:
+def test_special_tokens_that_mark_calls_stay_in_the_decoded_text(tokenizer: HFTokenizer) -> None:
     ids = tokenizer.backend.encode("a<|python_tag|>b<|im_end|>", add_special_tokens=False)
     assert tokenizer.decode(ids) == "a<|python_tag|>b"
     stream = tokenizer.stream()

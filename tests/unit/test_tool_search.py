@@ -11,7 +11,7 @@ from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
 from tools.search_documents import DocumentIndex, make_search_tool
 
 
-def pdf(path: Path, *pages: str) -> None:
+def write_pdf(path: Path, *pages: str) -> None:
     writer = PdfWriter()
     font = DictionaryObject(
         {
@@ -45,12 +45,12 @@ def folder(tmp_path: Path) -> Path:
     (root / "latin.txt").write_bytes("Straße".encode("latin-1"))
     (tmp_path / "outside.txt").write_text("tea outside")
     (root / "link.txt").symlink_to(tmp_path / "outside.txt")
-    pdf(root / "manual.pdf", "Descale the kettle monthly.", "The warranty lasts two years.")
+    write_pdf(root / "manual.pdf", "Descale the kettle monthly.", "The warranty lasts two years.")
     (root / "broken.pdf").write_bytes(b"%PDF-1.4 nothing")
     return root
 
 
-def test_passages_are_cited_by_file_and_line(folder: Path) -> None:
+def test_passages_are_cited_by_file_and_line_or_page(folder: Path) -> None:
     index = DocumentIndex(folder)
     best = index.search("How hot is green tea brewed?")[0]
     assert best.source == "notes/tea.md:19-30"
@@ -60,16 +60,16 @@ def test_passages_are_cited_by_file_and_line(folder: Path) -> None:
     assert not any("outside" in passage.text or "tea tea" in passage.text for passage in index.passages)
 
 
-def test_the_tool(folder: Path) -> None:
+def test_search_tool_returns_cited_passages_or_a_hint(folder: Path) -> None:
     tool = make_search_tool(folder, count=1)
     assert tool.invoke({"question": "When does the shop close?"}).startswith("[opening.txt:1-1]\nThe shop opens")
     assert tool.invoke({"question": "zebra"}).startswith("nothing fits")
     assert tool.invoke({"question": " "}) == "say what to search for"
 
 
-def test_meaning_finds_what_words_do_not(folder: Path) -> None:
+def test_embeddings_find_passages_without_a_common_word(folder: Path) -> None:
     def embed(texts: Sequence[str]) -> np.ndarray:
-        """Knows that hours and opening are one topic."""
+        """Embed texts about opening hours as one topic."""
         return np.array(
             [[1.0, 0.0] if any(word in text for word in ("opens", "hours")) else [0.0, 1.0] for text in texts]
         )
@@ -78,7 +78,7 @@ def test_meaning_finds_what_words_do_not(folder: Path) -> None:
     assert DocumentIndex(folder, embed).search("business hours")[0].source == "opening.txt:1-1"
 
 
-def test_folders_without_documents(tmp_path: Path) -> None:
+def test_empty_or_missing_folder_raises(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no documents"):
         DocumentIndex(tmp_path)
     with pytest.raises(ValueError, match="no folder"):

@@ -1,4 +1,4 @@
-"""Tools by a short text, from modules and from MCP files."""
+"""Tools from short specifications, from modules and from MCP files."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from lookahead_agent.testing import scripted_chat, scripted_replies
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with sources, which is the current one."""
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with tool sources, which is the current directory."""
     with closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
         connection.execute("CREATE TABLE items (name TEXT)")
     (tmp_path / "handbook").mkdir()
@@ -55,28 +55,28 @@ NUMBER = 3
     sys.modules.pop("own_tools_of_test", None)
 
 
-def names(tools: list[BaseTool]) -> list[str]:
-    return [one.name for one in tools]
+def tool_names(tools: list[BaseTool]) -> list[str]:
+    return [tool.name for tool in tools]
 
 
-def test_every_kind_of_source(here: Path) -> None:
+def test_each_kind_of_source_gives_a_working_tool(working_folder: Path) -> None:
     tools = load_tools([
         "sql:shop.db", "docs:handbook/", "files:folder/", "python", "calculator", "http:example.org,.python.org",
         "own_tools_of_test:weather", "own_tools_of_test:clock",
     ])  # fmt: skip
-    assert names(tools) == [
+    assert tool_names(tools) == [
         "sql", "search_documents", "read_file", "write_file", "python", "calculator", "http_get", "weather", "clock",
     ]  # fmt: skip
-    made = {one.name: one for one in tools}
-    assert "items(name TEXT)" in made["sql"].description
-    assert "four" in made["search_documents"].invoke({"question": "tea"})
-    assert made["python"].invoke({"code": "print(int(open('n.txt').read()) + 1)"}) == "21\n"
-    assert made["clock"].invoke({"zone": "UTC"}) == "UTC"
-    assert str(here) not in sys.path
+    by_name = {tool.name: tool for tool in tools}
+    assert "items(name TEXT)" in by_name["sql"].description
+    assert "four" in by_name["search_documents"].invoke({"question": "tea"})
+    assert by_name["python"].invoke({"code": "print(int(open('n.txt').read()) + 1)"}) == "21\n"
+    assert by_name["clock"].invoke({"zone": "UTC"}) == "UTC"
+    assert str(working_folder) not in sys.path
 
 
-def test_a_list_of_tools_and_a_name_of_ones_own(here: Path) -> None:
-    assert names(load_tools(["own_tools_of_test:BOTH", "shop=sql:shop.db", "sql:shop.db"])) == [
+def test_source_may_be_a_list_of_tools_or_have_a_custom_name(working_folder: Path) -> None:
+    assert tool_names(load_tools(["own_tools_of_test:BOTH", "shop=sql:shop.db", "sql:shop.db"])) == [
         "weather", "clock", "shop", "sql",
     ]  # fmt: skip
 
@@ -105,13 +105,13 @@ def test_a_list_of_tools_and_a_name_of_ones_own(here: Path) -> None:
         (["both=own_tools_of_test:BOTH"], "has 2 tools, and only one tool can be named"),
     ],
 )
-def test_sources_that_do_not_work(here: Path, sources: list[str], message: str) -> None:
+def test_invalid_sources_raise(working_folder: Path, sources: list[str], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         load_tools(sources)
 
 
-def test_a_tool_that_is_a_coroutine_works_in_both_worlds(here: Path) -> None:
-    """Always in one event loop, so that it can keep what belongs to a loop."""
+def test_async_tool_works_in_invoke_and_ainvoke(working_folder: Path) -> None:
+    """Sync calls share one event loop, so the tool can keep objects that are bound to a loop."""
     loops: list[asyncio.AbstractEventLoop] = []
 
     @tool
@@ -122,12 +122,12 @@ def test_a_tool_that_is_a_coroutine_works_in_both_worlds(here: Path) -> None:
             raise ValueError("bad")
         return text
 
-    both = with_sync_call(where)
-    assert [both.invoke({"text": "a"}), both.invoke({"text": "b"})] == ["a", "b"]
+    wrapped = with_sync_call(where)
+    assert [wrapped.invoke({"text": "a"}), wrapped.invoke({"text": "b"})] == ["a", "b"]
     assert loops[0] is loops[1]
     with pytest.raises(ValueError, match="bad"):
-        both.invoke({"text": "bad"})
-    assert asyncio.run(both.ainvoke({"text": "c"})) == "c"
+        wrapped.invoke({"text": "bad"})
+    assert asyncio.run(wrapped.ainvoke({"text": "c"})) == "c"
     assert loops[3] is not loops[0]
     (weather,) = load_tools(["own_tools_of_test:weather"])
     assert weather.invoke({"city": "Bonn"}) == "Bonn: sun"
@@ -140,7 +140,7 @@ def test_a_tool_that_is_a_coroutine_works_in_both_worlds(here: Path) -> None:
     assert with_sync_call(plain) is plain
 
 
-def test_an_agents_invoke_calls_tools_that_are_coroutines() -> None:
+def test_agent_calls_async_tools_in_invoke_and_ainvoke() -> None:
     @tool
     async def price(item: str) -> str:
         """The price of an item."""
@@ -169,14 +169,14 @@ def test_an_agents_invoke_calls_tools_that_are_coroutines() -> None:
         ("\udcff", "s.json: 'utf-8' codec can't decode"),
     ],
 )
-def test_files_of_servers_that_do_not_work(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_mcp_files_raise(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "s.json"
     file.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ConfigurationError, match=message), open_tools([], file):
         pass
 
 
-def test_files_of_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mcp_file_is_read_with_environment_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match=r"gone\.json cannot be read: No such file"):
         read_servers(tmp_path / "gone.json")
     monkeypatch.setenv("SHOP_TOKEN", "t0ken")
@@ -186,10 +186,10 @@ def test_files_of_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         "old": {"type": "sse", "url": "https://example.org/sse"},
     }
     (tmp_path / "s.json").write_text(json.dumps({"mcpServers": servers, "other": 1}))
-    read = read_servers(tmp_path / "s.json")
-    assert (read["shop"].env, read["shop"].args) == ({"TOKEN": "t0ken"}, ["-m", "shop"])
-    assert (read["web"].url, read["web"].headers) == ("https://example.org/mcp", {"Authorization": "Bearer t0ken"})
-    assert read["old"].type == "sse"
+    parsed = read_servers(tmp_path / "s.json")
+    assert (parsed["shop"].env, parsed["shop"].args) == ({"TOKEN": "t0ken"}, ["-m", "shop"])
+    assert (parsed["web"].url, parsed["web"].headers) == ("https://example.org/mcp", {"Authorization": "Bearer t0ken"})
+    assert parsed["old"].type == "sse"
 
 
 @pytest.mark.parametrize(
@@ -204,14 +204,14 @@ def test_files_of_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ({"url": "http://127.0.0.1:9/sse", "type": "sse"}, "'bad' does not work: All connection attempts failed"),
     ],
 )
-def test_servers_that_do_not_start(tmp_path: Path, server: dict[str, Any], message: str) -> None:
+def test_mcp_server_that_does_not_start_raises(tmp_path: Path, server: dict[str, Any], message: str) -> None:
     (tmp_path / "s.json").write_text(json.dumps({"mcpServers": {"bad": server}}))
     with pytest.raises(ConfigurationError, match=message), open_tools([], tmp_path / "s.json"):
         pass
 
 
-def test_a_supervisor_has_a_specialist_for_each_tool_and_one_for_a_folder(tmp_path: Path) -> None:
+def test_supervisor_gets_a_specialist_per_tool_and_one_for_a_folder(tmp_path: Path) -> None:
     loaded = load_tools(["calculator", "python", f"files:{tmp_path}"])
-    names = {name: [tool.name for tool in its] for name, its in specialists(loaded).items()}
-    assert names == {"calculator_expert": ["calculator"], "files_expert": ["python", "read_file", "write_file"]}
+    tools_of = {name: [tool.name for tool in tools] for name, tools in specialists(loaded).items()}
+    assert tools_of == {"calculator_expert": ["calculator"], "files_expert": ["python", "read_file", "write_file"]}
     assert list(specialists(load_tools(["python"]))) == ["python_expert"]

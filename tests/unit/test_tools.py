@@ -1,4 +1,4 @@
-"""What the agent's tools do, and what they refuse."""
+"""Results and refusals of the agent's tools."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def database(tmp_path: Path) -> Path:
     return path
 
 
-def test_sql_answers(database: Path) -> None:
+def test_sql_returns_rows_as_text(database: Path) -> None:
     assert query(database, "SELECT count(*) AS n, sum(price) FROM items") == "n | sum(price)\n100 | 7425.0"
     assert query(database, "SELECT 0.1 + 0.2, 1e300") == "0.1 + 0.2 | 1e300\n0.3 | 1e+300"
     assert query(database, "SELECT name FROM items LIMIT 2") == "name\nitem 0\nitem 1"
@@ -46,7 +46,7 @@ def test_sql_answers(database: Path) -> None:
     assert "no such column" in sql.invoke({"statement": "SELECT colour FROM items"})
 
 
-def test_sql_says_where_a_column_is(tmp_path: Path) -> None:
+def test_sql_errors_name_the_tables_of_a_column(tmp_path: Path) -> None:
     path = tmp_path / "music.sqlite"
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.executescript("""
@@ -54,14 +54,14 @@ def test_sql_says_where_a_column_is(tmp_path: Path) -> None:
             CREATE TABLE "album of" (id INTEGER, artist INTEGER, "the title" TEXT);
         """)
     sql = make_sql_tool(path)
-    said = sql.invoke({"statement": 'SELECT ID FROM artist JOIN "album of" ON artist = artist.id'})
-    assert said.endswith('ambiguous column name: ID (there are "album of".ID, artist.ID)')
-    said = sql.invoke({"statement": 'SELECT a."the title" FROM artist a'})
-    assert said.endswith('no such column: a.the title (there is "album of"."the title")')
+    error = sql.invoke({"statement": 'SELECT ID FROM artist JOIN "album of" ON artist = artist.id'})
+    assert error.endswith('ambiguous column name: ID (there are "album of".ID, artist.ID)')
+    error = sql.invoke({"statement": 'SELECT a."the title" FROM artist a'})
+    assert error.endswith('no such column: a.the title (there is "album of"."the title")')
     assert sql.invoke({"statement": "SELECT sold FROM artist"}).endswith("no such column: sold")
 
 
-def test_the_schema_has_tables_and_columns_and_nothing_else(tmp_path: Path) -> None:
+def test_schema_lists_tables_and_columns_without_indexes(tmp_path: Path) -> None:
     path = tmp_path / "shop.sqlite"
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.executescript("""
@@ -92,7 +92,7 @@ def test_the_schema_has_tables_and_columns_and_nothing_else(tmp_path: Path) -> N
         query(path, "SELECT * FROM pragma_table_list")
 
 
-def test_a_schema_of_many_tables_is_cut(tmp_path: Path) -> None:
+def test_long_schema_is_truncated_with_a_note(tmp_path: Path) -> None:
     path = tmp_path / "wide.sqlite"
     with contextlib.closing(sqlite3.connect(path)) as connection:
         columns = ", ".join(f"column_{number}" for number in range(300))
@@ -131,13 +131,13 @@ def test_sql_changes_nothing(database: Path, statement: str, monkeypatch: pytest
     assert os.listdir(database.parent) == ["shop.sqlite"]
 
 
-def test_sql_that_never_ends(database: Path) -> None:
+def test_endless_sql_is_stopped_at_the_time_limit(database: Path) -> None:
     endless = "WITH RECURSIVE n(x) AS (VALUES(1) UNION ALL SELECT x+1 FROM n) SELECT sum(x) FROM n"
     with pytest.raises(ValueError, match=r"more than 0\.2 s"):
         query(database, endless, SqlLimits(seconds=0.2))
 
 
-def test_what_is_no_database(tmp_path: Path) -> None:
+def test_sql_tool_raises_for_a_missing_or_invalid_database(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no database"):
         make_sql_tool(tmp_path / "none.sqlite")
     (tmp_path / "text.sqlite").write_text("hello " * 100)
@@ -145,17 +145,17 @@ def test_what_is_no_database(tmp_path: Path) -> None:
         make_sql_tool(tmp_path / "text.sqlite")
 
 
-def test_tools_say_whether_they_change_anything(tmp_path: Path, database: Path) -> None:
+def test_read_only_hint_is_false_only_for_tools_that_write(tmp_path: Path, database: Path) -> None:
     (tmp_path / "a.md").write_text("tea")
-    made = [
+    tools = [
         calculator, make_sql_tool(database), make_search_tool(tmp_path), make_http_tool(["example.org"]),
         *make_file_tools(tmp_path), make_python_tool(isolation="none"),
     ]  # fmt: skip
-    said = {tool.name: (tool.metadata or {})["readOnlyHint"] for tool in made}
-    assert [name for name, read_only in said.items() if not read_only] == ["write_file", "python"]
+    hints = {tool.name: (tool.metadata or {})["readOnlyHint"] for tool in tools}
+    assert [name for name, read_only in hints.items() if not read_only] == ["write_file", "python"]
 
 
-def test_files(tmp_path: Path) -> None:
+def test_file_tools_read_and_write_text_files(tmp_path: Path) -> None:
     read, write = make_file_tools(tmp_path)
     assert write.invoke({"name": "notes/plan.md", "text": "one\ntwo\nthree"}) == "wrote 13 bytes to notes/plan.md"
     assert read.invoke({"name": "notes/plan.md"}) == "one\ntwo\nthree"
@@ -172,7 +172,7 @@ def test_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["../secret", "/etc/passwd", "a/../../secret", "link/secret", "direct", "", ".", "a\0b", "~/../../x/../.."]
 )
-def test_files_outside_stay_outside(tmp_path: Path, name: str) -> None:
+def test_file_tools_refuse_paths_outside_the_folder(tmp_path: Path, name: str) -> None:
     root = tmp_path / "root"
     root.mkdir()
     (tmp_path / "secret").write_text("hidden")
@@ -184,38 +184,38 @@ def test_files_outside_stay_outside(tmp_path: Path, name: str) -> None:
     assert (tmp_path / "secret").read_text() == "hidden"
 
 
-Answer = Callable[[httpx.Request], httpx.Response]
+Handler = Callable[[httpx.Request], httpx.Response]
 PUBLIC = "93.184.216.34"
 
 
-def unread(response: httpx.Response) -> httpx.Response:
-    """As it comes over the wire: httpx reads at once what it is given as content."""
+def streamed(response: httpx.Response) -> httpx.Response:
+    """A response with an unread stream: httpx reads `content` at once."""
     return httpx.Response(response.status_code, headers=response.headers, stream=httpx.ByteStream(response.content))
 
 
-def get(url: str, answer: Answer, address: str = PUBLIC, limits: HttpLimits | None = None) -> str:
+def get(url: str, handler: Handler, address: str = PUBLIC, limits: HttpLimits | None = None) -> str:
     allowed = ["example.org", ".example.com", "127.0.0.1", "localhost", "[::1]", "::1"]
     return fetch(
         url,
         allowed,
         limits,
         resolving=lambda *_: [address],
-        transport=httpx.MockTransport(lambda request: unread(answer(request))),
+        transport=httpx.MockTransport(lambda request: streamed(handler(request))),
     )
 
 
-def test_pages_as_text() -> None:
+def test_pages_are_fetched_as_text() -> None:
     page = "<html><head><title>x</title></head><body><script>evil()</script><h1>Tea</h1><p>Leaves &amp; water.</p>"
-    seen: list[httpx.Request] = []
+    requests: list[httpx.Request] = []
 
-    def answer(request: httpx.Request) -> httpx.Response:
-        seen.append(request)
+    def handler(request: httpx.Request) -> httpx.Response:
+        requests.append(request)
         return httpx.Response(200, html=page)
 
-    assert get("https://example.org/tea?x=1", answer) == "Tea\nLeaves & water."
-    assert seen[0].url.host == PUBLIC, "the address that was looked at is the one that is asked"
-    assert seen[0].headers["Host"] == "example.org"
-    assert seen[0].extensions["sni_hostname"] == "example.org"
+    assert get("https://example.org/tea?x=1", handler) == "Tea\nLeaves & water."
+    assert requests[0].url.host == PUBLIC, "the request goes to the address that was checked"
+    assert requests[0].headers["Host"] == "example.org"
+    assert requests[0].extensions["sni_hostname"] == "example.org"
     assert get("http://www.example.com/", lambda _: httpx.Response(200, json={"a": 1})) == '{"a":1}'
     assert get(
         "http://example.org", lambda _: httpx.Response(200, text="x" * 99), limits=HttpLimits(text=9)
@@ -257,12 +257,12 @@ def test_private_addresses_are_not_fetched(address: str) -> None:
         ("http://example.org:99999/", "port"),
     ],
 )
-def test_addresses_that_are_not_allowed(url: str, message: str) -> None:
+def test_urls_with_another_host_scheme_or_user_raise(url: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         get(url, lambda _: httpx.Response(200, text="secret"))
 
 
-def test_names_that_resolve_to_this_machine() -> None:
+def test_localhost_is_refused_even_if_it_is_allowed() -> None:
     tool = make_http_tool(["localhost", "localhost:1"])
     for port in ("", ":80", ":443", ":1"):
         assert "private address" in tool.invoke({"url": f"http://localhost{port}/"})
@@ -271,20 +271,20 @@ def test_names_that_resolve_to_this_machine() -> None:
         make_http_tool([])
 
 
-def test_redirects_are_checked_like_the_first_address() -> None:
-    def to(location: str) -> Answer:
+def test_redirects_are_checked_like_the_first_url() -> None:
+    def redirect_to(location: str) -> Handler:
         return lambda request: (
             httpx.Response(302, headers={"Location": location})
             if request.url.path == "/start"
             else httpx.Response(200, text="arrived")
         )
 
-    assert get("http://example.org/start", to("/end")) == "arrived"
+    assert get("http://example.org/start", redirect_to("/end")) == "arrived"
     for location in ("http://evil.org/", "file:///etc/passwd"):
         with pytest.raises(ValueError, match=r"not allowed|not an http"):
-            get("http://example.org/start", to(location))
+            get("http://example.org/start", redirect_to(location))
     with pytest.raises(ValueError, match="redirects"):
-        get("http://example.org/start", to("/start"))
+        get("http://example.org/start", redirect_to("/start"))
 
 
 @pytest.mark.parametrize(
@@ -295,14 +295,14 @@ def test_redirects_are_checked_like_the_first_address() -> None:
         (httpx.Response(200, content=b"x", headers={"Content-Type": "image/png"}), "image/png"),
     ],
 )
-def test_pages_that_cannot_be_had(response: httpx.Response, message: str) -> None:
+def test_unusable_responses_raise(response: httpx.Response, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         get("http://example.org/", lambda _: response, limits=HttpLimits(size=1000))
 
 
-def test_a_host_that_does_not_answer() -> None:
-    def answer(request: httpx.Request) -> httpx.Response:
+def test_connect_timeout_raises() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectTimeout("timed out")
 
     with pytest.raises(ValueError, match="cannot be reached: the time is over"):
-        get("http://example.org/", answer)
+        get("http://example.org/", handler)

@@ -17,7 +17,7 @@ from tests.unit.test_policy_choice import graph_of
 REPLY = "First this.\n\nThen that.\n\nIt is <script>alert('4')</script>."
 
 
-def run(path: Path | None = None, **nodes: Any) -> TraceRecorder:
+def record_run(path: Path | None = None, **nodes: Any) -> TraceRecorder:
     llm = scripted_chat(REPLY, lambda _: REPLY.replace("that", "7"), policy="exact")
     graph = graph_of(llm, **(nodes or {"planner": True, "writer": True}))
     with TraceRecorder(path) as recorder:
@@ -26,8 +26,8 @@ def run(path: Path | None = None, **nodes: Any) -> TraceRecorder:
     return recorder
 
 
-def test_a_run_becomes_calls_with_bars(tmp_path: Path) -> None:
-    recorder = run(tmp_path / "run.jsonl")
+def test_timeline_has_a_call_per_node_with_bars_for_its_steps(tmp_path: Path) -> None:
+    recorder = record_run(tmp_path / "run.jsonl")
     rows = read_trace(tmp_path / "run.jsonl")
     assert rows == json.loads(json.dumps(recorder.rows))
     calls = timeline(rows)
@@ -46,7 +46,7 @@ def test_a_run_becomes_calls_with_bars(tmp_path: Path) -> None:
 
 
 def test_bars_of_one_row_do_not_overlap() -> None:
-    for call in timeline(run().rows):
+    for call in timeline(record_run().rows):
         for lane in ("draft", "target", "verifier"):
             bars = [bar for bar in call.bars if bar.lane == lane]
             for first in bars:
@@ -55,14 +55,14 @@ def test_bars_of_one_row_do_not_overlap() -> None:
                     assert first is second or first.row != second.row or apart
 
 
-def test_a_run_that_was_interrupted_can_be_read(tmp_path: Path) -> None:
+def test_truncated_trace_can_be_read(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
-    run(file)
+    record_run(file)
     lines = file.read_text().splitlines()
     file.write_text("\n".join(lines[:-1]) + "\n" + lines[-1][:20])
     calls = timeline(read_trace(file))
     assert calls[-1].path == "writer"
-    assert calls[-1].figures == {}, "this reply did not come to its end"
+    assert calls[-1].figures == {}, "the trace ends before this reply does"
     assert calls[-1].bars
 
 
@@ -75,7 +75,7 @@ def test_a_run_that_was_interrupted_can_be_read(tmp_path: Path) -> None:
         ('{"type": "trace", "version": 99}\n', "newer version"),
     ],
 )
-def test_files_that_are_no_trace(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_traces_raise(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "run.jsonl"
     file.write_text(text)
     with pytest.raises(ConfigurationError, match=message):
@@ -84,26 +84,26 @@ def test_files_that_are_no_trace(tmp_path: Path, text: str, message: str) -> Non
         read_trace(tmp_path / "none.jsonl")
 
 
-def test_the_page_is_one_file_in_which_texts_are_only_texts() -> None:
-    calls = timeline(run().rows)
+def test_page_is_self_contained_and_escapes_texts() -> None:
+    calls = timeline(record_run().rows)
     html = page(calls)
     (data,) = re.findall(r'<script id="data" type="application/json">(.*?)</script>', html, re.DOTALL)
     assert "<" not in data
     assert json.loads(data)["calls"][0]["text"] == REPLY
-    assert not re.search(r'(src|href)\s*=\s*"', html), "nothing is loaded from elsewhere"
+    assert not re.search(r'(src|href)\s*=\s*"', html), "the page loads no other file"
     assert "innerHTML" not in html
     assert page([]).count("<script") == 2
 
 
-def test_line_separators_do_not_end_the_data() -> None:
+def test_line_separators_and_end_tags_in_texts_are_escaped() -> None:
     call = Call("a", "off", 0.0, 1.0, [Bar("target", 0, 1, "committed", 0, "a\u2028b</script>")])
     html = page([call])
     assert "\u2028" not in html
     assert html.count("</script>") == 2
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(tmp_path / "run.jsonl")
+def test_trace_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record_run(tmp_path / "run.jsonl")
     trace(tmp_path / "run.jsonl", None)
     assert capsys.readouterr().out.strip() == str(tmp_path / "run.html")
     assert (tmp_path / "run.html").read_text().startswith("<!doctype html>")
@@ -114,7 +114,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     write_page([], tmp_path / "empty.html")
 
 
-def test_what_a_runs_length_comes_of_is_marked() -> None:
+def test_calls_on_the_critical_path_are_marked() -> None:
     def reply(call: str, start: float, end: float) -> dict[str, Any]:
         figures = {"steps": 1, "accepted": 0, "tokens": {}, "speculation_disabled": None, "text": "", "tool_calls": []}
         return figures | {
@@ -130,7 +130,7 @@ def test_what_a_runs_length_comes_of_is_marked() -> None:
     assert only.critical
 
 
-def test_a_clock_that_jumps_moves_no_row(tmp_path: Path) -> None:
+def test_rows_take_their_time_from_the_recorders_clock(tmp_path: Path) -> None:
     ticks = iter(range(1000))
     llm = scripted_chat(REPLY, policy="exact")
     with TraceRecorder(now=lambda: float(next(ticks))) as recorder:

@@ -1,4 +1,4 @@
-"""The page of a run in a real browser, on a desktop and on a phone."""
+"""The trace page in a real browser, with the viewports of a desktop and of a phone."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from lookahead_agent.trace.timeline import Bar, Call, timeline, write_page
-from tests.unit.test_trace import REPLY, run
+from tests.unit.test_trace import REPLY, record_run
 
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
-ARGUMENTS += ["--disable-component-update", "--disable-sync"]
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+FLAGS += ["--disable-component-update", "--disable-sync"]
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    program = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
-    assert program is not None, "no Chromium: `make test` installs it where it may (apt-get), elsewhere do it by hand"
+    executable = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
+    assert executable is not None, "no Chromium: `make test` installs it with apt-get, elsewhere install it by hand"
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
+        browser = playwright.chromium.launch(executable_path=executable, args=FLAGS)
         yield browser
         browser.close()
 
 
 @pytest.fixture(params=[(1280, 800), (390, 844)], ids=["desktop", "phone"])
 def page(request: pytest.FixtureRequest, browser: Browser, tmp_path: Path) -> Iterator[Page]:
-    write_page(timeline(run().rows), tmp_path / "run.html")
+    write_page(timeline(record_run().rows), tmp_path / "run.html")
     width, height = request.param
     page = browser.new_page(viewport={"width": width, "height": height})
     problems: list[str] = []
@@ -40,36 +40,36 @@ def page(request: pytest.FixtureRequest, browser: Browser, tmp_path: Path) -> It
     assert problems == []
 
 
-def test_it_says_what_happened(page: Page) -> None:
+def test_page_summarizes_the_run(page: Page) -> None:
     expect(page.locator("#totals")).to_contain_text("2 replies in")
     expect(page.locator("#totals")).to_contain_text("4 of 6 steps from the draft (67 %)")
     assert page.locator("section h2").all_inner_texts() == ["planner", "writer"]
     assert page.locator(".bar.accepted").count() == 4
     assert page.locator(".bar.rejected").count() >= 2
-    # Nothing is wider than the screen, but for the table, which scrolls by itself.
+    # Only the table may be wider than the screen, because it scrolls separately.
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_a_step_shows_its_text_and_verdict(page: Page) -> None:
-    tip = page.locator("#tip")
-    expect(tip).to_be_hidden()
+def test_hover_and_focus_show_the_tooltip_of_a_step(page: Page) -> None:
+    tooltip = page.locator("#tip")
+    expect(tooltip).to_be_hidden()
     bar = page.locator(".bar.committed").first
     bar.hover()
-    expect(tip).to_be_visible()
-    expect(tip).to_contain_text("target's step")
-    box = tip.bounding_box()
+    expect(tooltip).to_be_visible()
+    expect(tooltip).to_contain_text("target's step")
+    box = tooltip.bounding_box()
     assert box is not None
     assert box["x"] >= 0
     assert box["x"] + box["width"] <= page.viewport_size["width"]  # type: ignore[index]
     page.mouse.move(1, 1)
-    expect(tip).to_be_hidden()
+    expect(tooltip).to_be_hidden()
     page.locator(".bar.judged").first.focus()
-    expect(tip).to_contain_text("judged")
+    expect(tooltip).to_contain_text("judged")
     page.keyboard.press("Escape")
-    expect(tip).to_be_hidden()
+    expect(tooltip).to_be_hidden()
 
 
-def test_what_waited_for_what_is_marked_and_leads_to_the_reply(page: Page) -> None:
+def test_overview_marks_the_critical_path_and_links_to_replies(page: Page) -> None:
     expect(page.locator("#path")).to_contain_text("(dark): ")
     assert page.locator("#overview .bar").all_inner_texts() == ["planner", "writer"]
     assert "writer" in page.locator("#overview .critical").all_inner_texts()
@@ -82,7 +82,7 @@ def test_what_waited_for_what_is_marked_and_leads_to_the_reply(page: Page) -> No
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_a_search_leaves_what_has_the_words(page: Page) -> None:
+def test_search_filters_replies_and_highlights_steps(page: Page) -> None:
     search = page.locator("#search")
     search.fill("WRITER")
     expect(page.locator("#hits")).to_contain_text("1 of 2 replies")
@@ -97,14 +97,14 @@ def test_a_search_leaves_what_has_the_words(page: Page) -> None:
     assert page.locator(".bar.found").count() == 0
 
 
-def test_a_thousand_steps_can_be_told_apart(browser: Browser, tmp_path: Path) -> None:
+def test_bars_of_a_thousand_steps_do_not_overlap(browser: Browser, tmp_path: Path) -> None:
     bars = [Bar("target", number, number + 0.9, "committed", number, f"step {number}") for number in range(1000)]
     calls = [Call("planner", "off", 0, 1000, bars), Call("writer", "off", 1000, 1001, bars[:3])]
     write_page(calls, tmp_path / "long.html")
     page = browser.new_page(viewport={"width": 390, "height": 844})
     page.goto((tmp_path / "long.html").as_uri())
     assert page.locator("section").first.locator(".bar").count() == 1000
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the lanes scroll by themselves"
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "only the lanes scroll"
     first, second = (page.locator(".bar.committed").nth(number).bounding_box() for number in (0, 1))
     assert first is not None
     assert second is not None
@@ -112,7 +112,7 @@ def test_a_thousand_steps_can_be_told_apart(browser: Browser, tmp_path: Path) ->
     page.close()
 
 
-def test_markup_in_a_models_text_is_text(page: Page) -> None:
+def test_markup_in_model_text_is_shown_as_text(page: Page) -> None:
     page.locator("summary").first.click()
     expect(page.locator(".reply").first).to_have_text(REPLY)
     assert page.locator("main script").count() == 0

@@ -19,10 +19,10 @@ from lookahead_agent.verifiers.prefilter import PrefilterVerifier
 class FixedEmbedder:
     def __init__(self, similarity: float) -> None:
         self._similarity = similarity
-        self.asked = 0
+        self.calls = 0
 
     async def similarity(self, first: str, second: str) -> float:
-        self.asked += 1
+        self.calls += 1
         return self._similarity
 
 
@@ -52,7 +52,7 @@ async def test_exact_compares_tokens_and_not_only_text() -> None:
     assert not (await ExactVerifier().verify(StepPair("", "", first, second))).accepted
 
 
-async def test_embedding_threshold() -> None:
+async def test_embedding_accepts_from_its_threshold_on() -> None:
     assert await accepted(EmbeddingVerifier(FixedEmbedder(0.9), 0.9))
     assert not await accepted(EmbeddingVerifier(FixedEmbedder(0.89), 0.9))
 
@@ -63,30 +63,30 @@ async def test_judge_reads_p_aligned_from_log_probabilities() -> None:
     assert not await accepted(judge(0.6, 0.2, threshold=0.76))
 
 
-async def test_judge_without_an_answer_is_an_error() -> None:
+async def test_judge_raises_without_a_yes_or_no() -> None:
     with pytest.raises(EngineError, match="neither yes nor no"):
         await judge(0, 0).p_aligned(pair("a", "b"))
 
 
-async def test_cascade_asks_only_what_it_must() -> None:
+async def test_cascade_calls_embedder_and_judge_only_if_needed() -> None:
     embedder = FixedEmbedder(0.95)
     cascade = PrefilterVerifier(EmbeddingVerifier(embedder, 0.9, judge(0.0, 0.9), 0.7))
-    assert await accepted(cascade, "It is 4.", " It is 4.\n\n"), "the same text"
-    assert embedder.asked == 0
-    assert await accepted(cascade), "sure, so the judge (who says no) is not asked"
+    assert await accepted(cascade, "It is 4.", " It is 4.\n\n"), "equal texts need no embedder"
+    assert embedder.calls == 0
+    assert await accepted(cascade), "high similarity, so the judge (which would reject) is not called"
     assert not await accepted(EmbeddingVerifier(FixedEmbedder(0.6), 0.9, judge(0.9, 0.0), 0.7))
     assert await accepted(EmbeddingVerifier(FixedEmbedder(0.8), 0.9, judge(0.9, 0.1), 0.7))
     assert not await accepted(EmbeddingVerifier(FixedEmbedder(0.8), 0.9, judge(0.1, 0.9), 0.7))
     assert not await accepted(EmbeddingVerifier(FixedEmbedder(0.8), 0.9))
 
 
-async def test_checks_first() -> None:
+async def test_prefilter_rejects_different_numbers_without_the_embedder() -> None:
     embedder = FixedEmbedder(1.0)
     verifier = PrefilterVerifier(EmbeddingVerifier(embedder, 0.5))
     assert not await accepted(verifier, "12 × 5/6 = 6", "12 × 5/6 = 10")
     assert not await accepted(verifier, "So 5 + 6 = 12, of 11.", "Of 11 and 12, 5 + 6 = 11.")
-    assert embedder.asked == 0
-    assert await accepted(verifier, "So 5 + 6 = 12.", "It is 5 + 6 = 12."), "the target is as wrong"
+    assert embedder.calls == 0
+    assert await accepted(verifier, "So 5 + 6 = 12.", "It is 5 + 6 = 12."), "the target has the same wrong equation"
 
 
 def engines(similarity: float = 1.0, yes: float = 1.0) -> EngineSet:
@@ -97,7 +97,7 @@ def engines(similarity: float = 1.0, yes: float = 1.0) -> EngineSet:
 
 
 @pytest.mark.parametrize("policy", ["exact", "strict", "balanced", {"verifier": "judge"}])
-async def test_different_numbers_never_pass(policy: str | dict[str, object]) -> None:
+async def test_different_numbers_are_rejected_with_every_verifier(policy: str | dict[str, object]) -> None:
     verifier = engines().verifier(as_policy(policy))
     assert verifier is not None
     assert not await accepted(verifier, "12 × 5/6 = 6", "12 × 5/6 = 10")
@@ -121,11 +121,11 @@ async def test_every_threshold_of_a_policy_has_an_effect() -> None:
     assert not await decides({"verifier": "cascade", "p_aligned": 0.9}, similarity=0.7, yes=0.8)
 
 
-def test_without_its_models_a_policy_has_no_verifier() -> None:
-    whole = engines()
-    assert EngineSet(whole.target).verifier(as_policy("exact")) is None
-    assert EngineSet(whole.target, whole.draft).verifier(as_policy("balanced")) is None
-    assert whole.verifier(as_policy("off")) is None
+def test_policy_without_its_models_has_no_verifier() -> None:
+    all_engines = engines()
+    assert EngineSet(all_engines.target).verifier(as_policy("exact")) is None
+    assert EngineSet(all_engines.target, all_engines.draft).verifier(as_policy("balanced")) is None
+    assert all_engines.verifier(as_policy("off")) is None
 
 
 def test_exact_refutes_at_the_first_difference() -> None:
@@ -139,8 +139,8 @@ def test_exact_refutes_at_the_first_difference() -> None:
 
 
 def test_numbers_refute_a_complete_draft_step() -> None:
-    first = PrefilterVerifier(EmbeddingVerifier(FixedEmbedder(1.0), 0.5))
+    prefilter = PrefilterVerifier(EmbeddingVerifier(FixedEmbedder(1.0), 0.5))
     target = PartialStep([], "It takes 12 boxes and then some", False)
-    assert first.refutes(PartialStep([], "It takes 11 boxes.\n\n", True), target)
-    assert not first.refutes(PartialStep([], "It takes 12 boxes.\n\n", True), target)
-    assert not first.refutes(PartialStep([], "It takes 11 boxes", False), target), "12 may still come"
+    assert prefilter.refutes(PartialStep([], "It takes 11 boxes.\n\n", True), target)
+    assert not prefilter.refutes(PartialStep([], "It takes 12 boxes.\n\n", True), target)
+    assert not prefilter.refutes(PartialStep([], "It takes 11 boxes", False), target), "the draft may still write 12"

@@ -1,4 +1,4 @@
-"""Pages and code speak the glossary's language (docs/reference/glossary.md), pages in short active sentences."""
+"""Pages and code use the terms of docs/reference/glossary.md, and pages have short active sentences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-GONE = {
+RETIRED = {
     r"guided (?:targets?|pairs?|steps?|tokens?|speculation)": "shared draft",
     r"guess(?:es|ed|ing)?": "draft tokens, proposed",
     r"(?:may|might|can) stand(?! for)|steps? stands?|what stood": "is accepted",
@@ -24,13 +24,13 @@ GONE = {
     r"speculation_off|tokens_right|chosen_by|judged_by|commands_steps": "the name that replaced it",
     r"lookahead-agent (?:plan|machine)\b": "lookahead-agent estimate, ChatLookahead.explain()",
 }
-"""Words that are gone, with those in their place."""
-BEGINNING = re.compile(r"(?:What|Which|Whoever|Whatever|Of (?:those|these|two))\b")
-"""Subjects that hide who does something."""
-WORDS = 25
-"""Of a sentence, at most."""
+"""Patterns of retired terms, with their replacements."""
+VAGUE_SUBJECT = re.compile(r"(?:What|Which|Whoever|Whatever|Of (?:those|these|two))\b")
+"""Subjects that hide the actor."""
+MAX_WORDS = 25
+"""Maximum number of words in a sentence."""
 REPORTS = ("depth", "modes", "templates", "gpu-h100-32b", "gpu-h100-8b", "gpu-h100-8b-mps")
-OTHERS = {f"docs/results/reports/{name}.md" for name in REPORTS}
+EXCLUDED_PAGES = {f"docs/results/reports/{name}.md" for name in REPORTS}
 PAGES = [
     page
     for page in (
@@ -38,7 +38,7 @@ PAGES = [
         "CONTRIBUTING.md",
         *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")),
     )
-    if page not in OTHERS
+    if page not in EXCLUDED_PAGES
 ]
 
 _CODE = re.compile(r"^(`{3,}|~{3,})[\s\S]*?^\1$|^(?: {4}|\t).*$", re.MULTILINE)
@@ -46,7 +46,7 @@ _ITEM = re.compile(r"^\s*(?:[-*>#|]|\d+\.|!\[)")
 
 
 def prose(text: str) -> Iterator[str]:
-    """The sentences of a page's paragraphs and items: no code, no tables, no headings."""
+    """The sentences of a page's paragraphs and list items, without code, tables and headings."""
     paragraph: list[str] = []
     for line in [*_CODE.sub("", text).splitlines(), ""]:
         if paragraph and (not line.strip() or _ITEM.match(line)):
@@ -57,7 +57,7 @@ def prose(text: str) -> Iterator[str]:
 
 
 def sentences(paragraph: str) -> Iterator[str]:
-    """Of one paragraph, without marks of emphasis and targets of links; a piece of code is one word."""
+    """The sentences of a paragraph, without emphasis and link targets; inline code counts as one word."""
     plain = re.sub(r"\]\([^)]*\)", "", re.sub(r"`[^`]*`", "`code`", paragraph)).replace("[", "").replace("**", "")
     yield from filter(None, re.split(r"(?<=[.!?])\s+(?=vLLM|[^a-z])", plain))
 
@@ -71,34 +71,34 @@ CODE = [
 
 
 @pytest.mark.parametrize("file", [*PAGES, *CODE])
-def test_words_that_are_gone(file: str) -> None:
-    """In pages, and in names, comments, docstrings and messages of the code."""
+def test_no_retired_terms(file: str) -> None:
+    """Covers pages, and the names, comments, docstrings and messages of the code."""
     text = (ROOT / file).read_text(encoding="utf-8")
     found = [
-        f"{match[0]!r} (say: {better})"
-        for pattern, better in GONE.items()
+        f"{match[0]!r} (say: {replacement})"
+        for pattern, replacement in RETIRED.items()
         for match in re.finditer(rf"(?<![\w-])(?:{pattern})(?![\w-])", text)
     ]
     assert found == []
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_sentences_are_short_and_have_a_subject(page: str) -> None:
+def test_sentences_are_short_and_name_their_subject(page: str) -> None:
     found = list(prose((ROOT / page).read_text(encoding="utf-8")))
-    assert [each for each in found if BEGINNING.match(each) and not each.endswith("?")] == []
-    assert [each for each in found if len(each.split()) > WORDS] == []
+    assert [sentence for sentence in found if VAGUE_SUBJECT.match(sentence) and not sentence.endswith("?")] == []
+    assert [sentence for sentence in found if len(sentence.split()) > MAX_WORDS] == []
 
 
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if page.startswith(("README", "docs/tutorial", "docs/how-to"))]
 )
-def test_a_sentence_has_one_number(page: str) -> None:
-    """Others belong in tables."""
+def test_sentences_have_at_most_one_number(page: str) -> None:
+    """More numbers belong in a table."""
     found = prose((ROOT / page).read_text(encoding="utf-8"))
-    assert [each for each in found if len(re.findall(r"(?<![\w.:-])\d[\d.,]*", each)) > 1] == []
+    assert [sentence for sentence in found if len(re.findall(r"(?<![\w.:-])\d[\d.,]*", sentence)) > 1] == []
 
 
-def test_what_is_held_against_the_rule() -> None:
+def test_prose_yields_sentences_without_code_tables_and_headings() -> None:
     page = (
         "# What is it\n\nWhat it is, nobody knows. It\nis `a b c`.\n\n    What runs\n\n| What | is |\n\n- Which one?\n"
     )

@@ -1,4 +1,4 @@
-"""Code that works on the files of a user's folder: what it sees, what comes back, and what it cannot do there."""
+"""Sandboxed code on the files of a user's folder: the files it sees, the changes it may make, and refusals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tools.files import make_file_tools
 from tools.python_code import make_python_tool
 
 SHORT = PythonLimits(seconds=5, memory=256 << 20, output=2000, files=1 << 20)
-COPYING: tuple[Isolation, ...] = ("bubblewrap", "none")
+COPYING_ISOLATIONS: tuple[Isolation, ...] = ("bubblewrap", "none")
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
-def run(code: str, root: Path, isolation: Isolation, limits: PythonLimits = SHORT) -> str:
+def run_code(code: str, root: Path, isolation: Isolation, limits: PythonLimits = SHORT) -> str:
     if isolation != "none" and (problem := available()[isolation]) is not None:
         pytest.skip(f"{isolation}: {problem}")
     try:
@@ -43,21 +43,21 @@ def run(code: str, root: Path, isolation: Isolation, limits: PythonLimits = SHOR
         return str(error)
 
 
-def names(root: Path) -> list[str]:
+def file_names(root: Path) -> list[str]:
     return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("isolation", [*COPYING, "landlock"])
+@pytest.mark.parametrize("isolation", [*COPYING_ISOLATIONS, "landlock"])
 def test_code_reads_the_folders_files_and_imports_its_modules(isolation: Isolation, root: Path) -> None:
     code = "import util\nprint(util.twice(sum(map(int, open('numbers.txt')))), open('data/a.csv').read().split())"
-    assert run(code, root, isolation) == "30 ['x', '1']\n"
+    assert run_code(code, root, isolation) == "30 ['x', '1']\n"
     for name in ("link", "above/outside"):
-        assert "Error in line 1" in run(f"print(open({name!r}).read())", root, isolation)
-    assert names(root) == [".env", "data/a.csv", "link", "numbers.txt", "util.py"]
+        assert "Error in line 1" in run_code(f"print(open({name!r}).read())", root, isolation)
+    assert file_names(root) == [".env", "data/a.csv", "link", "numbers.txt", "util.py"]
 
 
-@pytest.mark.parametrize("isolation", COPYING)
-def test_changes_come_back(isolation: Isolation, root: Path) -> None:
+@pytest.mark.parametrize("isolation", COPYING_ISOLATIONS)
+def test_changes_are_written_back(isolation: Isolation, root: Path) -> None:
     (root / "numbers.txt").chmod(0o640)
     code = """
 import os
@@ -69,20 +69,20 @@ open('numbers.txt', 'a').write('7\\n')
 os.rename('data/a.csv', 'b.csv')
 os.chdir('/')
 """
-    assert run(code, root, isolation).splitlines()[0] == "a line"
+    assert run_code(code, root, isolation).splitlines()[0] == "a line"
     assert (root / "new" / "deep.txt").read_text() == "made"
     assert (root / "numbers.txt").read_text() == "4\n9\n2\n7\n"
     assert (root / "numbers.txt").stat().st_mode & 0o777 == 0o640
     assert (root / "b.csv").read_text() == "x\n1\n"
     assert not (root / "data" / "a.csv").exists()
-    said = run("open('b.csv', 'w').write('y')", root, isolation)
-    assert said == "1\n(wrote b.csv)"
-    assert run("open('b.csv', 'w').write('y')", root, isolation) == "1\n", "the same bytes are no change"
+    output = run_code("open('b.csv', 'w').write('y')", root, isolation)
+    assert output == "1\n(wrote b.csv)"
+    assert run_code("open('b.csv', 'w').write('y')", root, isolation) == "1\n", "equal bytes are not a change"
 
 
-@pytest.mark.parametrize("isolation", COPYING)
+@pytest.mark.parametrize("isolation", COPYING_ISOLATIONS)
 @pytest.mark.parametrize(
-    ("end", "said"),
+    ("end", "message"),
     [
         ("1 / 0", "the code failed, and changed no file:\nZeroDivisionError in line 5"),
         ("while True: pass", "the code took more than 2 s, and changed no file"),
@@ -91,18 +91,18 @@ os.chdir('/')
         ("print('x' * 9999)", "the code printed more than 2000 bytes, and changed no file"),
     ],
 )
-def test_code_that_does_not_end_well_changes_nothing(isolation: Isolation, end: str, said: str, root: Path) -> None:
-    before = names(root)
+def test_code_that_fails_or_is_killed_changes_no_file(isolation: Isolation, end: str, message: str, root: Path) -> None:
+    before = file_names(root)
     code = (
         f"import os\nopen('numbers.txt', 'w').write('lost')\nopen('new', 'w').write('x')\nos.remove('util.py')\n{end}"
     )
-    assert run(code, root, isolation, replace(SHORT, seconds=2)).startswith(said)
-    assert names(root) == before
+    assert run_code(code, root, isolation, replace(SHORT, seconds=2)).startswith(message)
+    assert file_names(root) == before
     assert (root / "numbers.txt").read_text() == "4\n9\n2\n"
 
 
-@pytest.mark.parametrize("isolation", COPYING)
-def test_links_fifos_and_hidden_files_do_not_come_back(isolation: Isolation, root: Path) -> None:
+@pytest.mark.parametrize("isolation", COPYING_ISOLATIONS)
+def test_links_fifos_and_hidden_files_are_not_written_back(isolation: Isolation, root: Path) -> None:
     code = f"""
 import os
 os.symlink({str(root.parent / "outside")!r}, 'planted')
@@ -113,7 +113,7 @@ open('.git/hooks/pre-commit', 'w').write('evil')
 open('.env', 'w').write('evil')
 os.chmod('util.py', 0o4755)
 """
-    assert run(code, root, isolation) == "(wrote same)"
+    assert run_code(code, root, isolation) == "(wrote same)"
     assert not os.path.lexists(root / "planted")
     assert not os.path.lexists(root / "pipe")
     assert not (root / ".git").exists()
@@ -123,24 +123,24 @@ os.chmod('util.py', 0o4755)
 
 
 @pytest.mark.parametrize("isolation", ["bubblewrap"])
-def test_code_that_writes_too_much_changes_nothing(isolation: Isolation, root: Path) -> None:
-    before = names(root)
+def test_code_over_the_size_limit_changes_no_file(isolation: Isolation, root: Path) -> None:
+    before = file_names(root)
     code = "n = 0\nwhile True:\n  n += 1\n  open(str(n), 'wb').write(bytes(1 << 18))"
-    said = run(code, root, isolation)
-    assert "No space left" in said
-    assert names(root) == before
+    output = run_code(code, root, isolation)
+    assert "No space left" in output
+    assert file_names(root) == before
 
 
 @pytest.mark.parametrize(
     "name", ["../outside", "/tmp/planted", "link", "above/outside", "fifo", "data", "a\0b", "", "."]
 )
-def test_a_forged_report_is_held_to_the_rules_of_the_file_tools(name: str, root: Path) -> None:
-    before = names(root)
+def test_forged_report_raises_under_the_rules_of_the_file_tools(name: str, root: Path) -> None:
+    before = file_names(root)
     forged = json.dumps({"name": name, "size": 1}).encode() + b"\nx" + b'{"removed": []}\n'
     with pytest.raises(ValueError, match=r"outside|needs a name|regular|folder"):
         save_changes(root, {}, forged)
     assert (root.parent / "outside").read_text() == "hidden"
-    assert names(root) == before
+    assert file_names(root) == before
 
 
 @pytest.mark.parametrize(
@@ -151,20 +151,20 @@ def test_a_forged_report_is_held_to_the_rules_of_the_file_tools(name: str, root:
         b'{"name": "a", "size": 1}\nxx{"removed": []}\n', b"[" * 100_000 + b"\n",
     ],
 )  # fmt: skip
-def test_a_report_without_an_end_changes_nothing(report: bytes, root: Path) -> None:
-    before = names(root)
+def test_incomplete_or_malformed_report_changes_no_file(report: bytes, root: Path) -> None:
+    before = file_names(root)
     assert save_changes(root, {}, report) == ""
-    assert names(root) == before
+    assert file_names(root) == before
 
 
 def test_only_files_that_were_copied_are_removed(root: Path) -> None:
     report = json.dumps({"removed": ["util.py", ".env", "numbers.txt", "../outside", "gone"]}).encode() + b"\n"
     assert save_changes(root, {"util.py": b"", "gone": b""}, report) == "(removed util.py, gone)"
-    assert names(root) == [".env", "data/a.csv", "link", "numbers.txt"]
+    assert file_names(root) == [".env", "data/a.csv", "link", "numbers.txt"]
     assert (root.parent / "outside").exists()
 
 
-def test_a_folder_that_is_too_large_is_refused_at_once(root: Path) -> None:
+def test_tool_creation_raises_for_a_folder_that_is_too_large_or_missing(root: Path) -> None:
     with (root / "sparse").open("wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(ValueError, match=r"root has more than 67108864 bytes.*PythonLimits\.files"):
@@ -173,13 +173,13 @@ def test_a_folder_that_is_too_large_is_refused_at_once(root: Path) -> None:
         make_python_tool(isolation="none", folder=root / "nowhere")
 
 
-def test_a_folder_that_is_gone_is_a_result(root: Path) -> None:
+def test_removed_folder_is_reported_in_the_result(root: Path) -> None:
     tool = make_python_tool(isolation="none", folder=root)
     root.rename(root.parent / "moved")
     assert "the working folder cannot be opened" in tool.invoke({"code": "print(1)"})
 
 
-def test_names_that_are_no_text(root: Path) -> None:
+def test_file_names_that_are_not_utf8_are_escaped(root: Path) -> None:
     with open(os.fsencode(root) + b"/\xff\n.txt", "w") as file:
         file.write("1")
     assert len(copy_files(root, 1 << 20)) == 4
@@ -189,7 +189,7 @@ def test_names_that_are_no_text(root: Path) -> None:
     assert tool.invoke({"code": code}) == "1\n" + r"(wrote '\udcff\n.txt')"
 
 
-def test_the_tools_share_one_folder(root: Path) -> None:
+def test_file_tools_and_python_tool_share_one_folder(root: Path) -> None:
     read, write = make_file_tools(root)
     python = make_python_tool(isolation="none", folder=root)
     assert "the files data/a.csv, numbers.txt, util.py: open them by these names" in python.description
@@ -199,11 +199,11 @@ def test_the_tools_share_one_folder(root: Path) -> None:
     assert "It has no files" in make_python_tool(isolation="none").description
 
 
-@pytest.mark.parametrize("isolation", COPYING)
-def test_runs_at_once_do_not_mix(isolation: Isolation, root: Path) -> None:
-    def one(number: int) -> str:
-        return run(f"import time\ntime.sleep(0.1)\nopen('{number}.txt', 'w').write('{number}')", root, isolation)
+@pytest.mark.parametrize("isolation", COPYING_ISOLATIONS)
+def test_concurrent_runs_keep_their_changes_apart(isolation: Isolation, root: Path) -> None:
+    def write_file(number: int) -> str:
+        return run_code(f"import time\ntime.sleep(0.1)\nopen('{number}.txt', 'w').write('{number}')", root, isolation)
 
-    with ThreadPoolExecutor(4) as runs:
-        assert list(runs.map(one, range(8))) == [f"1\n(wrote {number}.txt)" for number in range(8)]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(write_file, range(8))) == [f"1\n(wrote {number}.txt)" for number in range(8)]
     assert [(root / f"{number}.txt").read_text() for number in range(8)] == list("01234567")

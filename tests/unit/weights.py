@@ -6,8 +6,8 @@ import json
 
 
 def weights(size: int) -> bytes:
-    """A file that holds one tensor and has `size` bytes in all."""
-    length = 128  # room for the header, which may be padded with spaces
-    held = size - 8 - length
-    header = {"weight": {"dtype": "U8", "shape": [held], "data_offsets": [0, held]}}
-    return length.to_bytes(8, "little") + json.dumps(header).ljust(length).encode() + b"w" * held
+    """A file of `size` bytes with one tensor."""
+    header_size = 128  # room for the header, which may be padded with spaces
+    tensor_size = size - 8 - header_size
+    header = {"weight": {"dtype": "U8", "shape": [tensor_size], "data_offsets": [0, tensor_size]}}
+    return header_size.to_bytes(8, "little") + json.dumps(header).ljust(header_size).encode() + b"w" * tensor_size
