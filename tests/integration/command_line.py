@@ -20,7 +20,7 @@ def command(pair: tuple[Path, Path], name: str, *arguments: str) -> list[str]:
     return [str(COMMAND), name, "--model", str(pair[0]), "--draft", str(pair[1]), *ENGINE, *arguments]
 
 
-def run_here(argv: list[str], capsys: pytest.CaptureFixture[str]) -> subprocess.CompletedProcess[str]:
+def run_in_process(argv: list[str], capsys: pytest.CaptureFixture[str]) -> subprocess.CompletedProcess[str]:
     """Run a command in this process: the imports of a new process take longer than most commands."""
     capsys.readouterr()
     code = run_command(argv[1:])

@@ -56,14 +56,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.integration)
-            if item.path.name == "test_smollm.py" or {"real", "by_itself"} & _fixtures(item):
+            if item.path.name == "test_smollm.py" or {"real", "default_llm"} & _fixtures(item):
                 item.add_marker(pytest.mark.packaged)
             assert "tiny" not in _fixtures(item) or _group(item.path) == TINY, f"SHARE_TINY lacks {item.path.stem}"
     deselected = [item for item in items if _is_unsupported(item)]
     items[:] = [item for item in items if item not in deselected]
     config.hook.pytest_deselected(items=deselected)
     # Engines of the packaged pair stay in memory once loaded, and a third pair does not fit beside two.
-    items.sort(key=lambda item: ["by_itself" in _fixtures(item), "real" in _fixtures(item), _rank(item)])
+    items.sort(key=lambda item: ["default_llm" in _fixtures(item), "real" in _fixtures(item), _rank(item)])
 
 
 def _fixtures(item: pytest.Item) -> set[str]:
@@ -140,7 +140,7 @@ def real() -> Iterator[ChatLookahead]:
 
 
 @pytest.fixture(scope="session")
-def by_itself() -> Iterator[ChatLookahead]:
+def default_llm() -> Iterator[ChatLookahead]:
     """The packaged pair in its default configuration; models of that configuration share its engines."""
     with ChatLookahead(temperature=0) as llm:
         llm.start()

@@ -14,7 +14,7 @@ import pytest
 from lookahead_agent.bench.report import Report
 from lookahead_agent.bench.samples import Sample, read_results
 from lookahead_agent.jsonl import RowFile
-from tests.integration.command_line import command, run_here
+from tests.integration.command_line import command, run_in_process
 from tests.integration.conftest import descendants
 
 
@@ -46,7 +46,7 @@ def test_interrupted_benchmark_leaves_no_process_and_the_next_run_completes_it(
     assert not alive
     interrupted_keys = [sample.key for sample in results(out)]
     assert 3 <= len(interrupted_keys) < 12
-    rerun = run_here(bench, capsys)
+    rerun = run_in_process(bench, capsys)
     assert rerun.returncode == 0, rerun.stderr
     assert f"{len(interrupted_keys)} of 12 samples" in rerun.stderr
     measured = results(out)

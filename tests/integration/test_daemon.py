@@ -19,7 +19,7 @@ import pytest
 from lookahead_agent.cli.app import run_command
 from lookahead_agent.engines.processes import child_processes
 from lookahead_agent.generation.server_backend import RUNTIME_DIR_VARIABLE, server_status
-from tests.integration.command_line import COMMAND, command, run_here
+from tests.integration.command_line import COMMAND, command, run_in_process
 from tests.integration.conftest import descendants
 
 OPTIONS = ("--token-speculation", "none", "--depth", "4")
@@ -44,7 +44,7 @@ def in_process(folder: Path, capsys: pytest.CaptureFixture[str]) -> RunCommand:
     """Runs a command in this process, because a subprocess takes as long to start as the command to run."""
 
     def run(argv: list[str], expected: int = 0) -> subprocess.CompletedProcess[str]:
-        result = run_here(argv, capsys)
+        result = run_in_process(argv, capsys)
         assert result.returncode == expected, result.stderr
         return result
 

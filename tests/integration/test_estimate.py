@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.command_line import command, run_here
+from tests.integration.command_line import command, run_in_process
 
 
 @pytest.mark.timeout(900)
@@ -43,9 +43,9 @@ def test_estimate_measures_costs_on_dummy_weights_and_acceptance_on_the_models(
     assert all(seconds > 0 for seconds in estimated["costs"]["target"]["seconds"].values())
     assert costs.is_file()
     # This run measures acceptance on the models themselves, and reads their costs from the file.
-    second_run = run_here(command(tiny_pair, "estimate", "--costs", str(costs), "--limit", "2", "--json"), capsys)
-    assert second_run.returncode == 0, second_run.stderr
-    measured = json.loads(second_run.stdout)
+    second = run_in_process(command(tiny_pair, "estimate", "--costs", str(costs), "--limit", "2", "--json"), capsys)
+    assert second.returncode == 0, second.stderr
+    measured = json.loads(second.stdout)
     assert measured["costs"] == estimated["costs"]
     assert estimated["costs"]["precision"] == {}, "dummy weights have vLLM's default precision"
     assert 0 <= measured["acceptance"]["steps"] <= 1

@@ -18,7 +18,7 @@ README = Path(__file__).parents[2] / "README.md"
 @pytest.mark.packaged
 @pytest.mark.timeout(1200)
 def test_readme_example_runs(
-    by_itself: ChatLookahead, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    default_llm: ChatLookahead, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -41,5 +41,5 @@ def test_readme_example_runs(
     assert "7" in answer
     assert any(message.type == "tool" for message in names["state"]["messages"])
     assert names["llm"].explain(), "`explain` shows the configuration and its reasons"
-    assert names["llm"].backend.runtime is by_itself.backend.runtime, "models of one configuration share their engines"
+    assert names["llm"].backend.runtime is default_llm.backend.runtime, "equal models share their engines"
     names["llm"].close()

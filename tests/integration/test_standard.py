@@ -13,7 +13,7 @@ from lookahead_agent import ChatLookahead
 
 class TestRealPair(ChatModelIntegrationTests):
     @pytest.fixture(autouse=True)
-    def _engines(self, by_itself: ChatLookahead) -> None:
+    def _engines(self, default_llm: ChatLookahead) -> None:
         """Keep the engines running that all models of this configuration share."""
 
     @property

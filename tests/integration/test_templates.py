@@ -31,7 +31,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> list[BaseTool]:
 
 
 @pytest.fixture
-def llm(request: pytest.FixtureRequest, by_itself: ChatLookahead) -> ChatLookahead:
+def llm(request: pytest.FixtureRequest, default_llm: ChatLookahead) -> ChatLookahead:
     """A model with the template's own policies on running engines."""
     return ChatLookahead(policies=template("graphs", request.param).POLICIES, temperature=0, max_tokens=150)
 
