@@ -1,9 +1,9 @@
 """Why two greedy replies differ: the target's log-probabilities at the first token where they do.
 
-Greedy decoding takes the likeliest token, and a batch of another size (or another number of cores) rounds in another
-way. Where the two likeliest tokens are closer than that rounding, either may win, and from there on the replies differ.
-In float32 (`engine_args={"dtype": "float32"}`) such ties are practically gone; on a GPU, `VLLM_BATCH_INVARIANT=1` makes
-vLLM's rounding independent of the batch.
+Greedy decoding takes the likeliest token, and rounding depends on the batch size and the number of cores. If the two
+likeliest tokens are closer than that rounding, either may win, and the replies diverge from there. In float32
+(`engine_args={"dtype": "float32"}`) such ties practically never occur. On a GPU, `VLLM_BATCH_INVARIANT=1` makes vLLM's
+rounding independent of the batch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lookahead_agent.policy import as_policy
 
 
 def first_difference(first: Sequence[int], second: Sequence[int]) -> int | None:
-    """Index of the first token in which two replies differ; None if they are equal."""
+    """Index of the first token where two replies differ; None if they are equal."""
     for index, (a, b) in enumerate(zip(first, second, strict=False)):
         if a != b:
             return index
@@ -29,17 +29,17 @@ def first_difference(first: Sequence[int], second: Sequence[int]) -> int | None:
 
 
 def gap_in_nats(model: ChatLookahead, question: str, first: Sequence[int], second: Sequence[int]) -> float:
-    """How much likelier the target finds one reply's token than the other's where they first differ.
+    """The target's log-probability gap between the tokens of two replies where they first differ.
 
     Args:
-        model: The chat model that wrote both.
-        question: What was asked.
+        model: The chat model that generated both.
+        question: The prompt of both.
         first: Token ids of one reply.
-        second: Token ids of another, different one.
+        second: Token ids of the other reply, which differs.
 
     Returns:
-        Absolute difference of the two log-probabilities in nats; infinite if one token is not among the likeliest 20,
-        which no rounding explains.
+        Absolute difference of the two log-probabilities in nats; infinite if one token is not among the top 20, which
+        rounding cannot explain.
     """
     return background.run(_gap(model, question, first, second))
 
@@ -51,7 +51,7 @@ async def _gap(model: ChatLookahead, question: str, first: Sequence[int], second
     async with model.backend.engines(as_policy("off")) as engines:
         messages = template_messages([HumanMessage(question)])
         prompt = await asyncio.to_thread(engines.target.tokenizer.chat_prompt, messages)
-        values = await top_logprobs(engines.target, [*prompt, *first[:at]])
-    if first[at] in values and second[at] in values:
-        return abs(values[first[at]] - values[second[at]])
+        logprobs = await top_logprobs(engines.target, [*prompt, *first[:at]])
+    if first[at] in logprobs and second[at] in logprobs:
+        return abs(logprobs[first[at]] - logprobs[second[at]])
     return float("inf")

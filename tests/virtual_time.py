@@ -1,4 +1,4 @@
-"""Event loops whose time is virtual."""
+"""An asyncio event loop in virtual time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class _Selector(selectors.SelectSelector):
-    """Never waits: an idle loop with a timer has its clock moved on to it."""
+    """Never waits: an idle loop's clock advances to the next timer."""
 
     now = 0.0
 
@@ -25,7 +25,7 @@ class _Selector(selectors.SelectSelector):
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """Runs coroutines in virtual time: `asyncio.sleep(3600)` returns at once and `loop.time()` is an hour later.
 
-    It waits for no thread or socket; a task that waits for neither a timer nor another task is a RuntimeError.
+    The loop does not wait for threads or sockets. It raises RuntimeError if all tasks wait and no timer is pending.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         super().__init__(self._virtual)
 
     def time(self) -> float:
-        """Virtual seconds since the loop was made."""
+        """Virtual seconds since the loop was created."""
         return self._virtual.now
 
 

@@ -1,4 +1,4 @@
-"""Waiting in a test for what another thread does."""
+"""Wait in a test for the work of another thread."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from collections.abc import Callable
 async def becomes(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     """Wait until a condition holds; fails if it does not within `seconds`."""
     async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+        while not condition():  # noqa: ASYNC110 - the condition has no event
             await asyncio.sleep(0.01)

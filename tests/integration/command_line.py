@@ -1,4 +1,4 @@
-"""The command line with a tiny pair: the words of a command for a process of its own, and the command in this one."""
+"""Commands on a tiny pair: the argument list for a subprocess, or a run in this process."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ ENGINE = [part for name, value in TINY_ENGINE.items() for part in ("--engine-arg
 
 
 def command(pair: tuple[Path, Path], name: str, *arguments: str) -> list[str]:
-    """The words of the command `name` with a pair."""
+    """Argument list of the command `name` for a pair."""
     return [str(COMMAND), name, "--model", str(pair[0]), "--draft", str(pair[1]), *ENGINE, *arguments]
 
 
-def run_here(words: list[str], capsys: pytest.CaptureFixture[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command in this process, which has imported already what takes a new one longer than most commands."""
+def run_in_process(argv: list[str], capsys: pytest.CaptureFixture[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command in this process: the imports of a new process take longer than most commands."""
     capsys.readouterr()
-    code = run_command(words[1:])
-    said = capsys.readouterr()
-    return subprocess.CompletedProcess(words, code, said.out, said.err)
+    code = run_command(argv[1:])
+    output = capsys.readouterr()
+    return subprocess.CompletedProcess(argv, code, output.out, output.err)

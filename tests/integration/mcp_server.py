@@ -1,4 +1,4 @@
-"""An MCP server for `test_mcp.py`, over standard streams or, with a transport and a port as arguments, over HTTP."""
+"""An MCP server for `test_mcp.py`, over stdio or, with a transport and a port as arguments, over HTTP."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""vLLM's own OpenAI-compatible servers in processes of their own."""
+"""vLLM's own OpenAI-compatible servers as child processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ TINY = ["--dtype", "float32", "--kv-cache-memory-bytes", str(1 << 28), "--max-mo
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
     with closing(socket.socket()) as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
@@ -28,7 +27,7 @@ def free_port() -> int:
 def wait_until_healthy(
     process: subprocess.Popen[bytes], port: int, path: str = "/health", log: Path | None = None
 ) -> None:
-    """Wait until a server answers."""
+    """Wait until a server's health endpoint succeeds; fail if its process ends."""
     with httpx.Client(timeout=5) as client:
         while True:
             assert process.poll() is None, log.read_text() if log is not None else "the server ended"
@@ -44,30 +43,30 @@ def wait_until_healthy(
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """End a server and its workers at once, as a crash does."""
-    started = descendants(process.pid)
+    """Kill a server and its workers, as a crash does."""
+    children = descendants(process.pid)
     process.kill()
     process.wait(timeout=30)
-    for child in started:
+    for child in children:
         if child.is_running():
             child.kill()
-    end_processes(started)
+    end_processes(children)
 
 
 @contextmanager
 def vllm_server(model: Path, port: int, *arguments: str, cores: str | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """A server of one model, healthy."""
+    """A healthy server of one model."""
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--port", str(port), "--host", "127.0.0.1", *arguments]
     environment = {**os.environ, **({"VLLM_CPU_OMP_THREADS_BIND": cores} if cores else {})}
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
-    started = descendants(process.pid)
+    children = descendants(process.pid)
     try:
         wait_until_healthy(process, port)
-        started = descendants(process.pid)
+        children = descendants(process.pid)
         yield process
     finally:
         if process.poll() is None:
             process.terminate()
             process.wait(timeout=60)
-        end_processes(started, timeout=20)
+        end_processes(children, timeout=20)

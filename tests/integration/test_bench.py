@@ -1,4 +1,4 @@
-"""`bench` on a tiny pair in real vLLM, once as a whole process."""
+"""`bench` on a tiny pair in real vLLM, once in a subprocess."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from lookahead_agent.bench.report import Report
 from lookahead_agent.bench.samples import Sample, read_results
 from lookahead_agent.jsonl import RowFile
-from tests.integration.command_line import command, run_here
+from tests.integration.command_line import command, run_in_process
 from tests.integration.conftest import descendants
 
 
@@ -23,7 +23,7 @@ def results(file: Path) -> list[Sample]:
 
 
 @pytest.mark.timeout(900)
-def test_an_interrupted_benchmark_leaves_nothing_and_is_completed_by_the_next(
+def test_interrupted_benchmark_leaves_no_process_and_the_next_run_completes_it(
     tiny_pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "r.jsonl"
@@ -44,20 +44,20 @@ def test_an_interrupted_benchmark_leaves_nothing_and_is_completed_by_the_next(
     assert "Traceback" not in errors
     _, alive = psutil.wait_procs(children, timeout=20)
     assert not alive
-    before = [sample.key for sample in results(out)]
-    assert 3 <= len(before) < 12
-    again = run_here(bench, capsys)
-    assert again.returncode == 0, again.stderr
-    assert f"{len(before)} of 12 samples" in again.stderr
+    interrupted_keys = [sample.key for sample in results(out)]
+    assert 3 <= len(interrupted_keys) < 12
+    rerun = run_in_process(bench, capsys)
+    assert rerun.returncode == 0, rerun.stderr
+    assert f"{len(interrupted_keys)} of 12 samples" in rerun.stderr
     measured = results(out)
-    assert [sample.key for sample in measured][: len(before)] == before
+    assert [sample.key for sample in measured][: len(interrupted_keys)] == interrupted_keys
     assert set(Counter(sample.key for sample in measured).values()) == {1}
     assert len(measured) == 12
     exact = next(
         configuration for configuration in Report(measured).configurations if configuration.configuration == "lr exact"
     )
-    assert exact.same_tokens == 4, "float32: the target's own replies"
-    assert "lr exact" in again.stdout
+    assert exact.same_tokens == 4, "in float32, `exact` generates the target's replies"
+    assert "lr exact" in rerun.stdout
     sample = measured[-1]
     assert sample.engines["target"]["arguments"]["dtype"] == "float32"
-    assert str(tiny_pair[0].parent) not in json.dumps(sample.engines), "no paths of this machine"
+    assert str(tiny_pair[0].parent) not in json.dumps(sample.engines), "the recorded arguments hold no local path"

@@ -1,4 +1,4 @@
-"""Pairs of steps of the packaged pair, labelled by what follows and measured."""
+"""Step pairs of the packaged pair, labelled by their outcomes and scored."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from lookahead_agent.calibration.pairs import OutcomeRule
 from lookahead_agent.progress import LogProgress
 
 
-def test_pairs_are_collected_labelled_and_measured(real: ChatLookahead, tmp_path: Path) -> None:
+def test_collector_labels_step_pairs_and_computes_every_measure(real: ChatLookahead, tmp_path: Path) -> None:
     rule = OutcomeRule(seeds=2, margin=2, confirm=3)
     problems = read_problems(dataset_file("own"), 3)
     llm = real.model_copy(update={"max_tokens": 160})
     collector = Collector(llm, problems, tmp_path / "pairs.jsonl", rule=rule, measures=MEASURES, at_once=6)
     collector.run(LogProgress())
     pairs = collector.pairs
-    assert pairs, "three replies have a step between them that the draft writes too"
+    assert pairs, "three replies yield at least one step that the draft writes, too"
     for pair in pairs.values():
         row = pair.row
         assert row.draft is not None

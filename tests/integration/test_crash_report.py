@@ -1,4 +1,4 @@
-"""`kill -9` of each model's processes in the middle of a reply: what the caller sees, and what the next call does."""
+"""`kill -9` of each model's processes during a reply: the result for the caller, and that of the next call."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.waiting import becomes
 
 QUESTION = "A two and three makes five apples?"
 CORE, WORKER = "VLLM::EngineCor", "VLLM::Worker"
-"""The two processes of an engine; the system keeps fifteen letters of a name."""
+"""Names of an engine's two processes; the kernel keeps fifteen characters."""
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Path]:
-    """Where drafts of these tests share memory: engines of others may run at the same time."""
+def shared_folder() -> Iterator[Path]:
+    """The shared memory folder of these drafts, apart from engines of other tests that run concurrently."""
     with tempfile.TemporaryDirectory(dir=shared_draft.SHARED) as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(shared_draft, "SHARED", Path(folder))
         yield Path(folder)
@@ -36,7 +36,7 @@ def shared() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def llm(
-    shared: Path, tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+    shared_folder: Path, tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ChatLookahead]:
     judge, _ = make_pair(tmp_path_factory.mktemp("judge"), seed=1)
     with ChatLookahead(
@@ -72,8 +72,8 @@ def kill(engine: Any, name: str) -> None:
     raise AssertionError("it has no such process")
 
 
-def interrupted(llm: ChatLookahead, engine: Any, name: str, policy: str) -> AIMessageChunk:
-    """A reply in the middle of which one of an engine's processes is killed."""
+def stream_and_kill(llm: ChatLookahead, engine: Any, name: str, policy: str) -> AIMessageChunk:
+    """Stream a reply, and kill one of an engine's processes after the first chunk."""
     whole: AIMessageChunk | None = None
     for chunk in llm.stream(QUESTION, policy=policy):
         if whole is None:
@@ -83,7 +83,7 @@ def interrupted(llm: ChatLookahead, engine: Any, name: str, policy: str) -> AIMe
     return whole
 
 
-def figures(message: Any) -> dict[str, Any]:
+def metadata(message: Any) -> dict[str, Any]:
     found: dict[str, Any] = message.response_metadata["lookahead"]
     return found
 
@@ -94,54 +94,54 @@ def tokens(message: Any) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def alone(llm: ChatLookahead) -> list[int]:
-    """What the target writes."""
+def target_tokens(llm: ChatLookahead) -> list[int]:
+    """The reply of the target without speculation."""
     return tokens(llm.invoke(QUESTION, policy="off"))
 
 
 @pytest.mark.timeout(400)
-async def test_without_its_draft_the_reply_goes_on_and_a_later_one_has_it_again(
-    llm: ChatLookahead, alone: list[int]
+async def test_reply_survives_a_killed_draft_and_a_later_one_uses_the_restarted_draft(
+    llm: ChatLookahead, target_tokens: list[int]
 ) -> None:
     engines = engines_of(llm)
-    message = interrupted(llm, engines.draft, CORE, "exact")
-    assert tokens(message) == alone
-    assert "killed" in figures(message)["speculation_disabled"]
-    without = llm.invoke(QUESTION, policy="exact", max_tokens=50)
-    assert tokens(without) == alone[:50]
-    assert "being started again" in figures(without)["speculation_disabled"]
+    message = stream_and_kill(llm, engines.draft, CORE, "exact")
+    assert tokens(message) == target_tokens
+    assert "killed" in metadata(message)["speculation_disabled"]
+    degraded = llm.invoke(QUESTION, policy="exact", max_tokens=50)
+    assert tokens(degraded) == target_tokens[:50]
+    assert "being started again" in metadata(degraded)["speculation_disabled"]
     await becomes(lambda: engines.draft is not None, seconds=180)
-    # In rounds the target waits for its draft, which writes in so few tokens on any machine then.
-    again = llm.invoke(QUESTION, policy="exact:synchronous=true", max_tokens=50)
-    assert tokens(again) == alone[:50]
-    assert figures(again)["speculation_disabled"] is None
-    assert sum(figures(again)["tokens"]["draft"].values()) > 0
+    # The synchronous target waits for its draft, so the draft writes some of so few tokens on any machine.
+    recovered = llm.invoke(QUESTION, policy="exact:synchronous=true", max_tokens=50)
+    assert tokens(recovered) == target_tokens[:50]
+    assert metadata(recovered)["speculation_disabled"] is None
+    assert sum(metadata(recovered)["tokens"]["draft"].values()) > 0
 
 
 @pytest.mark.timeout(400)
-async def test_without_its_judge_the_reply_goes_on_and_a_later_one_has_it_again(llm: ChatLookahead) -> None:
+async def test_reply_survives_a_killed_judge_and_a_later_one_uses_the_restarted_judge(llm: ChatLookahead) -> None:
     engines = engines_of(llm)
     assert isinstance(engines.judge, EngineJudge)
-    message = interrupted(llm, engines.judge.engine, CORE, "judge")
+    message = stream_and_kill(llm, engines.judge.engine, CORE, "judge")
     assert len(tokens(message)) == 700
-    assert "killed" in figures(message)["speculation_disabled"]
-    assert "being started again" in figures(llm.invoke(QUESTION, max_tokens=50))["speculation_disabled"]
+    assert "killed" in metadata(message)["speculation_disabled"]
+    assert "being started again" in metadata(llm.invoke(QUESTION, max_tokens=50))["speculation_disabled"]
     await becomes(lambda: engines.judge is not None, seconds=180)
-    assert figures(llm.invoke(QUESTION, max_tokens=50))["speculation_disabled"] is None
+    assert metadata(llm.invoke(QUESTION, max_tokens=50))["speculation_disabled"] is None
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", [CORE, WORKER])
-def test_without_its_target_the_reply_is_one_clear_error_and_the_next_call_starts_it_again(
-    llm: ChatLookahead, alone: list[int], shared: Path, name: str
+def test_killed_target_raises_one_clear_error_and_the_next_call_restarts_it(
+    llm: ChatLookahead, target_tokens: list[int], shared_folder: Path, name: str
 ) -> None:
     engines = engines_of(llm)
     before = set(child_processes())
     with pytest.raises(EngineError, match="killed") as raised:
-        interrupted(llm, engines.target, name, "off")
+        stream_and_kill(llm, engines.target, name, "off")
     assert "kv_cache_memory_bytes" in str(raised.value)
     assert not llm.backend.healthy()
-    assert tokens(llm.invoke(QUESTION, policy="off")) == alone
+    assert tokens(llm.invoke(QUESTION, policy="off")) == target_tokens
     assert llm.backend.healthy()
-    assert not any(process.is_running() for process in before), "nothing is left of the engines before"
-    assert os.listdir(shared) == []
+    assert not any(process.is_running() for process in before), "no process of the earlier engines is left"
+    assert os.listdir(shared_folder) == []

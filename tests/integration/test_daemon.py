@@ -1,4 +1,4 @@
-"""Engines that stay between commands: `up`, `status`, `down`."""
+"""The daemon keeps engines between commands: `up`, `status`, `down`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ import pytest
 from lookahead_agent.cli.app import run_command
 from lookahead_agent.engines.processes import child_processes
 from lookahead_agent.generation.server_backend import RUNTIME_DIR_VARIABLE, server_status
-from tests.integration.command_line import COMMAND, command, run_here
+from tests.integration.command_line import COMMAND, command, run_in_process
 from tests.integration.conftest import descendants
 
-OWN = ("--token-speculation", "none", "--depth", "4")
+OPTIONS = ("--token-speculation", "none", "--depth", "4")
 
 
-Here = Callable[..., subprocess.CompletedProcess[str]]
+RunCommand = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
@@ -40,75 +40,75 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def here(folder: Path, capsys: pytest.CaptureFixture[str]) -> Here:
-    """Runs a command in this process, in which more than one of them would take as long to start as to run."""
+def in_process(folder: Path, capsys: pytest.CaptureFixture[str]) -> RunCommand:
+    """Runs a command in this process, because a subprocess takes as long to start as the command to run."""
 
-    def run(words: list[str], expected: int = 0) -> subprocess.CompletedProcess[str]:
-        done = run_here(words, capsys)
-        assert done.returncode == expected, done.stderr
-        return done
+    def run(argv: list[str], expected: int = 0) -> subprocess.CompletedProcess[str]:
+        result = run_in_process(argv, capsys)
+        assert result.returncode == expected, result.stderr
+        return result
 
     return run
 
 
-def run(words: list[str], expected: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
+def run(argv: list[str], expected: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **variables}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == expected, done.stderr
-    return done
+    result = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == expected, result.stderr
+    return result
 
 
-def status(here: Here) -> Any:
-    return json.loads(here([str(COMMAND), "status", "--json"]).stdout)
+def status(in_process: RunCommand) -> Any:
+    return json.loads(in_process([str(COMMAND), "status", "--json"]).stdout)
 
 
-def running_now() -> int:
-    """Replies that are being written."""
+def running_replies() -> int:
+    """Number of replies that the daemon generates right now."""
     time.sleep(0.01)
-    told = asyncio.run(server_status())
-    assert told is not None
-    return told.running
+    current = asyncio.run(server_status())
+    assert current is not None
+    return current.running
 
 
 @pytest.mark.timeout(900)
-def test_commands_use_the_engines_in_the_background(
-    tiny_pair: tuple[Path, Path], folder: Path, here: Here, tmp_path: Path
+def test_commands_use_the_daemons_engines_until_down(
+    tiny_pair: tuple[Path, Path], folder: Path, in_process: RunCommand, tmp_path: Path
 ) -> None:
-    ask = command(tiny_pair, "ask", "A two and three?", "--policy", "exact", *OWN, "--temperature", "0", "--json")
+    ask = command(tiny_pair, "ask", "A two and three?", "--policy", "exact", *OPTIONS, "--temperature", "0", "--json")
     ask += ["--max-tokens", "60"]
     run([str(COMMAND), "status"], expected=3)
-    up = command(tiny_pair, "up", *OWN)
-    said = run(up).stderr
-    assert "Running in the background" in said
-    told = status(here)
-    server = psutil.Process(told["pid"])
+    up = command(tiny_pair, "up", *OPTIONS)
+    messages = run(up).stderr
+    assert "Running in the background" in messages
+    daemon = status(in_process)
+    server = psutil.Process(daemon["pid"])
     processes = [server, *descendants(server.pid)]
-    assert len(processes) >= 5, "two engines, of two processes each"
+    assert len(processes) >= 5, "two engines of two processes each, and the server"
     assert folder.stat().st_mode & 0o077 == 0
 
-    # A command that tried to load an engine of its own would fail here.
-    lean = {"VLLM_TARGET_DEVICE": "none", "PYTHONPATH": _without_vllm(tmp_path)}
-    asked = json.loads(run(ask, **lean).stdout)
+    # A command that loads an engine of its own fails here.
+    without_vllm = {"VLLM_TARGET_DEVICE": "none", "PYTHONPATH": _without_vllm(tmp_path)}
+    reply = json.loads(run(ask, **without_vllm).stdout)
     off = [part if part != "exact" else "off" for part in ask]
-    mine = child_processes()
-    assert asked["token_ids"] == json.loads(here(off).stdout)["token_ids"]
-    assert child_processes() <= mine, "nor has this process loaded one"
-    assert sum(model["committed"] for model in asked["lookahead"]["tokens"].values()) == len(asked["token_ids"])
-    assert status(here)["replies"] == 2
-    assert "Running already" in here(up).stderr
-    other = command((tiny_pair[1], tiny_pair[1]), "up", *OWN)
-    assert "lookahead-agent down" in here(other, expected=2).stderr
+    children_before = child_processes()
+    assert reply["token_ids"] == json.loads(in_process(off).stdout)["token_ids"]
+    assert child_processes() <= children_before, "this process loaded no engine"
+    assert sum(model["committed"] for model in reply["lookahead"]["tokens"].values()) == len(reply["token_ids"])
+    assert status(in_process)["replies"] == 2
+    assert "Running already" in in_process(up).stderr
+    other = command((tiny_pair[1], tiny_pair[1]), "up", *OPTIONS)
+    assert "lookahead-agent down" in in_process(other, expected=2).stderr
 
-    # A reply that nobody waits for any more is not written to its end.
-    # Asked here: a command takes so long to start that the reply could be done by then.
-    asking = subprocess.Popen([*ask[:-1], "900"], stdout=subprocess.PIPE)
-    while running_now() == 0:
-        assert asking.poll() is None
-    asking.send_signal(signal.SIGKILL)
-    asking.communicate()
-    while running_now():
+    # The daemon aborts the reply of a killed client.
+    # Its status is read in this process: a command starts so slowly that the reply could end first.
+    client = subprocess.Popen([*ask[:-1], "900"], stdout=subprocess.PIPE)
+    while running_replies() == 0:
+        assert client.poll() is None
+    client.send_signal(signal.SIGKILL)
+    client.communicate()
+    while running_replies():
         assert server.is_running()
-    assert status(here)["replies"] == 2
+    assert status(in_process)["replies"] == 2
 
     run([str(COMMAND), "down"])
     _, alive = psutil.wait_procs(processes, timeout=20)
@@ -117,17 +117,17 @@ def test_commands_use_the_engines_in_the_background(
 
 
 def _without_vllm(folder: Path) -> str:
-    """A path for imports on which vLLM cannot be imported."""
+    """An import path on which importing vLLM fails."""
     (folder / "vllm.py").write_text("raise ImportError('this process must not load an engine')\n")
     return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("folder")
-def test_a_start_that_fails_or_is_interrupted_leaves_nothing(tiny_pair: tuple[Path, Path], here: Here) -> None:
-    wrong = command(tiny_pair, "up", *OWN, "--engine-arg", "no_such_argument=1")
+def test_failed_or_interrupted_start_leaves_no_process(tiny_pair: tuple[Path, Path], in_process: RunCommand) -> None:
+    wrong = command(tiny_pair, "up", *OPTIONS, "--engine-arg", "no_such_argument=1")
     assert "no_such_argument" in run(wrong, expected=1).stderr
-    up = subprocess.Popen(command(tiny_pair, "up", *OWN), stderr=subprocess.PIPE, text=True)
+    up = subprocess.Popen(command(tiny_pair, "up", *OPTIONS), stderr=subprocess.PIPE, text=True)
     assert up.stderr is not None
     assert "Loading" in up.stderr.readline()
     started = descendants(up.pid)
@@ -137,4 +137,4 @@ def test_a_start_that_fails_or_is_interrupted_leaves_nothing(tiny_pair: tuple[Pa
     assert up.returncode == 130
     _, alive = psutil.wait_procs(started, timeout=20)
     assert not alive
-    here([str(COMMAND), "status"], expected=3)
+    in_process([str(COMMAND), "status"], expected=3)

@@ -1,4 +1,4 @@
-"""`estimate` on a tiny pair in real vLLM, once as a whole process."""
+"""`estimate` on a tiny pair in real vLLM, once in a subprocess."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.command_line import command, run_here
+from tests.integration.command_line import command, run_in_process
 
 
 @pytest.mark.timeout(900)
-def test_a_pair_is_planned_from_its_configurations_and_from_itself(
+def test_estimate_measures_costs_on_dummy_weights_and_acceptance_on_the_models(
     tiny_pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bare = []
+    bare = []  # copies without weights
     for folder in tiny_pair:
         copy = tmp_path / folder.name
         copy.mkdir()
@@ -27,11 +27,11 @@ def test_a_pair_is_planned_from_its_configurations_and_from_itself(
         bare.append(copy)
     costs = tmp_path / "costs.json"
     acceptance = ["--alpha", "0.7", "--token-alpha", "0.8", "--step-tokens", "20"]
-    plan = command((bare[0], bare[1]), "estimate", "--dummy-weights", *acceptance, "--costs", str(costs), "--json")
-    process = subprocess.run(plan, capture_output=True, text=True, timeout=600, check=False)
+    argv = command((bare[0], bare[1]), "estimate", "--dummy-weights", *acceptance, "--costs", str(costs), "--json")
+    process = subprocess.run(argv, capture_output=True, text=True, timeout=600, check=False)
     assert process.returncode == 0, process.stderr
-    planned = json.loads(process.stdout)
-    assert {setting["mode"] for setting in planned["settings"]} == {
+    estimated = json.loads(process.stdout)
+    assert {setting["mode"] for setting in estimated["settings"]} == {
         "off",
         "sd",
         "shared_draft",
@@ -39,15 +39,15 @@ def test_a_pair_is_planned_from_its_configurations_and_from_itself(
         "lr+sd",
         "lr+shared_draft",
     }
-    assert planned["costs"]["dummy_weights"] is True
-    assert all(seconds > 0 for seconds in planned["costs"]["target"]["seconds"].values())
+    assert estimated["costs"]["dummy_weights"] is True
+    assert all(seconds > 0 for seconds in estimated["costs"]["target"]["seconds"].values())
     assert costs.is_file()
-    # What is accepted is measured on the models themselves; what they cost is known.
-    here = run_here(command(tiny_pair, "estimate", "--costs", str(costs), "--limit", "2", "--json"), capsys)
-    assert here.returncode == 0, here.stderr
-    measured = json.loads(here.stdout)
-    assert measured["costs"] == planned["costs"]
-    assert planned["costs"]["precision"] == {}, "made-up weights are as vLLM has them"
+    # This run measures acceptance on the models themselves, and reads their costs from the file.
+    second = run_in_process(command(tiny_pair, "estimate", "--costs", str(costs), "--limit", "2", "--json"), capsys)
+    assert second.returncode == 0, second.stderr
+    measured = json.loads(second.stdout)
+    assert measured["costs"] == estimated["costs"]
+    assert estimated["costs"]["precision"] == {}, "dummy weights have vLLM's default precision"
     assert 0 <= measured["acceptance"]["steps"] <= 1
     assert 0 < measured["acceptance"]["tokens"] < 1
     assert measured["acceptance"]["step_tokens"] > 1

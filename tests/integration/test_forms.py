@@ -1,4 +1,4 @@
-"""Forms in real vLLM: what is written is JSON of the schema, and what cannot be is refused in words."""
+"""Structured output in real vLLM: replies are JSON of the schema, and an unsupported schema is a clear error."""
 
 from __future__ import annotations
 
@@ -51,52 +51,52 @@ def measure(unit: Literal["m", "s"]) -> str:
     return unit
 
 
-def form(schema: dict[str, Any]) -> dict[str, Any]:
+def json_schema(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "form", "schema": schema}}
 
 
 @pytest.mark.parametrize("policy", ["off", "exact", r"balanced:delimiter=/\s+/:max_step_tokens=2"])
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])
-def test_a_form_is_whole_and_has_no_white_space(tiny: ChatLookahead, policy: str, seed: int | None) -> None:
-    asked = tiny.bind(response_format=Form.of(Small).response_format, temperature=1.0, seed=seed, policy=policy)
-    message = asked.invoke("A two?", stop=['"', "b"])
+def test_structured_output_is_complete_and_compact(tiny: ChatLookahead, policy: str, seed: int | None) -> None:
+    structured = tiny.bind(response_format=Form.of(Small).response_format, temperature=1.0, seed=seed, policy=policy)
+    message = structured.invoke("A two?", stop=['"', "b"])
     assert message.response_metadata["finish_reason"] == "stop"
     assert Small.model_validate_json(message.text)
-    # A grammar lets a key come twice, so that the text is not what its value would be written as.
+    # The grammar allows duplicate keys, so the text may differ from the serialized value.
     assert not re.search(r"\s", re.sub(r'"(?:[^"\\]|\\.)*"', "", message.text))
     assert json.loads(message.text).keys() == {"first", "kind", "numbers", "counts"}
-    called = tiny.bind_tools([measure], tool_choice="any").invoke("A two?", temperature=1.0, seed=seed, policy=policy)
-    (call,) = called.tool_calls
+    reply = tiny.bind_tools([measure], tool_choice="any").invoke("A two?", temperature=1.0, seed=seed, policy=policy)
+    (call,) = reply.tool_calls
     assert call["args"] in ({"unit": "m"}, {"unit": "s"})
 
 
-def test_an_object_that_is_composed_is_not_closed(tiny: ChatLookahead) -> None:
+def test_object_of_all_of_has_the_properties_of_every_part(tiny: ChatLookahead) -> None:
     parts = [
         {"type": "object", "properties": {name: {"enum": [number]}}, "required": [name]}
         for number, name in enumerate("ab")
     ]
-    closed = {"allOf": parts, "maxProperties": 2}
-    message = tiny.invoke("A two?", response_format=form(closed), temperature=1.0)
+    schema = {"allOf": parts, "maxProperties": 2}
+    message = tiny.invoke("A two?", response_format=json_schema(schema), temperature=1.0)
     assert json.loads(message.text) == {"a": 0, "b": 1}
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_vllm_refuses_is_the_callers(tiny: ChatLookahead, name: str) -> None:
-    inside = {"type": "object", "properties": {"a": REFUSED[name]}, "required": ["a"]}
-    called = {"type": "function", "function": {"name": "f", "description": "", "parameters": inside}}
-    either = {"tools": [called], "response_format": form({"type": "object"})}
+def test_schema_that_vllm_rejects_raises_a_configuration_error(tiny: ChatLookahead, name: str) -> None:
+    schema = {"type": "object", "properties": {"a": REFUSED[name]}, "required": ["a"]}
+    function = {"type": "function", "function": {"name": "f", "description": "", "parameters": schema}}
+    both = {"tools": [function], "response_format": json_schema({"type": "object"})}
     for options in (
-        {"response_format": form(inside)},
-        {"tools": [called], "tool_choice": "required"},
-        # Where nothing satisfies one of two, the other is left.
-        *([either] if name != "contradiction" else []),
+        {"response_format": json_schema(schema)},
+        {"tools": [function], "tool_choice": "required"},
+        # If no text satisfies one of two alternatives, the grammar keeps the other.
+        *([both] if name != "contradiction" else []),
     ):
         with pytest.raises(ConfigurationError, match=r"vLLM refuses the request: |JSON schema has at least one"):
             tiny.invoke("A two?", **options)
     assert tiny.invoke("A two?", max_tokens=2).response_metadata["token_ids"]
 
 
-async def test_a_form_is_checked_before_anything_is_written(tiny: ChatLookahead) -> None:
+async def test_engine_check_rejects_unsupported_schemas_before_generation(tiny: ChatLookahead) -> None:
     assert tiny.backend.runtime is not None
     async with tiny.backend.runtime.engines(as_policy("off")) as engines:
         target = engines.target
@@ -107,24 +107,24 @@ async def test_a_form_is_checked_before_anything_is_written(tiny: ChatLookahead)
         await target.check(Sampling(max_tokens=9, structured={"json": LARGE["enum"]}))
 
 
-async def test_large_schemas_are_written_while_others_are_answered(tiny: ChatLookahead) -> None:
+async def test_other_requests_are_answered_while_large_schemas_compile(tiny: ChatLookahead) -> None:
     large = [
-        asyncio.create_task(tiny.ainvoke("A two?", response_format=form(schema), temperature=1.0, max_tokens=12))
+        asyncio.create_task(tiny.ainvoke("A two?", response_format=json_schema(schema), temperature=1.0, max_tokens=12))
         for schema in LARGE.values()
     ]
     async with asyncio.timeout(20):
         others = [await tiny.ainvoke(question, max_tokens=4) for question in questions(4, seed=2)]
     assert all(other.response_metadata["token_ids"] for other in others)
     async with asyncio.timeout(60):
-        written = await asyncio.gather(*large)
-    assert all(message.response_metadata["token_ids"] for message in written)
-    assert written[0].text.startswith('"value ')
-    assert written[3].text.startswith('{"p0":{"p0":')
+        replies = await asyncio.gather(*large)
+    assert all(message.response_metadata["token_ids"] for message in replies)
+    assert replies[0].text.startswith('"value ')
+    assert replies[3].text.startswith('{"p0":{"p0":')
 
 
-def test_a_model_that_begins_no_call_answers_in_the_form(tiny: ChatLookahead) -> None:
-    asked = tiny.bind_tools([measure]).bind(response_format=Form.of(Small).response_format)
+def test_reply_without_a_tool_call_follows_the_response_format(tiny: ChatLookahead) -> None:
+    llm = tiny.bind_tools([measure]).bind(response_format=Form.of(Small).response_format)
     for question in questions(4, seed=3):
-        message = asked.invoke(question)
+        message = llm.invoke(question)
         assert Small.model_validate_json(message.text)
         assert message.tool_calls == []

@@ -1,4 +1,4 @@
-"""Engine arguments of the GPU path, held against vLLM's configuration classes: no device is needed."""
+"""Engine arguments of the GPU path, checked by vLLM's configuration classes without a GPU."""
 
 from __future__ import annotations
 
@@ -35,74 +35,74 @@ CHAT_MODELS: dict[str, dict[str, Any]] = {
     "given": ALONE | {"engine_args": {"gpu_memory_utilization": 0.5, "dtype": "float16"}},
 }
 
-Configured = dict[str, list[dict[str, Any]]]
-"""What vLLM is configured as for each chat model, the target first."""
+Configurations = dict[str, list[dict[str, Any]]]
+"""vLLM's engine configurations for each chat model, the target first."""
 
 
 @pytest.fixture(scope="module")
-def configured(tiny_pair: tuple[Path, Path]) -> Configured:
+def configurations(tiny_pair: tuple[Path, Path]) -> Configurations:
     models = {"model": str(tiny_pair[0]), "draft_model": str(tiny_pair[1]), "use_daemon": False}
-    asked = json.dumps([models | fields for fields in CHAT_MODELS.values()])
-    command = [sys.executable, "-m", "tests.integration.cuda_platform", asked]
+    fields_json = json.dumps([models | fields for fields in CHAT_MODELS.values()])
+    command = [sys.executable, "-m", "tests.integration.cuda_platform", fields_json]
     environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: list[list[dict[str, Any]]] = json.loads(done.stdout.strip().splitlines()[-1])
+    process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr[-3000:]
+    found: list[list[dict[str, Any]]] = json.loads(process.stdout.strip().splitlines()[-1])
     for config in (config for configs in found for config in configs):
         assert config["device"] == "cuda"
         assert config["prefix_caching"]
-        assert not config["eager"], "CUDA graphs are vLLM's own choice"
+        assert not config["eager"], "CUDA graphs are left to vLLM"
     ordered = [sorted(configs, key=lambda config: config["model"] != str(tiny_pair[0])) for configs in found]
     return dict(zip(CHAT_MODELS, ordered, strict=True))
 
 
-def test_a_pair_shares_the_gpu(configured: Configured) -> None:
+def test_target_and_draft_split_the_gpu_memory(configurations: Configurations) -> None:
     for name in "default", "steps", "shared_draft":
-        target, draft = configured[name][0], configured[name][-1]
+        target, draft = configurations[name][0], configurations[name][-1]
         assert target["model"] != draft["model"]
         assert (target["method"], draft["method"]) == ("custom_class", None)
         assert target["draft_tokens"] > 0
         assert target["share"] + draft["share"] == pytest.approx(0.92, abs=0.001)
-        assert min(target["share"], draft["share"]) > 0.02, "room for its weights, and more"
+        assert min(target["share"], draft["share"]) > 0.02, "each share holds more than the weights"
 
 
-def test_a_target_that_does_not_start_with_a_shared_draft_starts_without(configured: Configured) -> None:
-    assert [engine["method"] for engine in configured["shared_draft"]] == ["custom_class", None, None, None]
+def test_target_that_fails_with_a_shared_draft_is_started_without_one(configurations: Configurations) -> None:
+    assert [engine["method"] for engine in configurations["shared_draft"]] == ["custom_class", None, None, None]
 
 
-def test_a_target_beside_a_draft_leaves_it_multiprocessors(configured: Configured) -> None:
-    assert configured["default"][0]["multiprocessors"] == "80"
-    assert configured["default"][-1]["multiprocessors"] is None
-    assert [engine["multiprocessors"] for engine in configured["alone"]] == [None]
+def test_target_leaves_multiprocessors_to_its_draft(configurations: Configurations) -> None:
+    assert configurations["default"][0]["multiprocessors"] == "80"
+    assert configurations["default"][-1]["multiprocessors"] is None
+    assert [engine["multiprocessors"] for engine in configurations["alone"]] == [None]
 
 
-def test_a_draft_model_inside_vllm_has_the_runner_with_cuda_graphs(configured: Configured) -> None:
-    runners = {name: configured[name][0]["runner"] for name in ("draft_model", "ngram", "alone", "default")}
+def test_draft_model_method_selects_the_model_runner_with_cuda_graphs(configurations: Configurations) -> None:
+    runners = {name: configurations[name][0]["runner"] for name in ("draft_model", "ngram", "alone", "default")}
     assert runners == {"draft_model": "0", "ngram": None, "alone": None, "default": None}
 
 
-def test_parallel_engines_are_vllms(configured: Configured) -> None:
+def test_parallelism_arguments_reach_vllm(configurations: Configurations) -> None:
     names = ("tensor_parallel", "pipeline_parallel", "data_parallel", "executor")
-    found = {name: [tuple(engine[each] for each in names) for engine in configured[name]] for name in CHAT_MODELS}
+    found = {name: [tuple(engine[each] for each in names) for engine in configurations[name]] for name in CHAT_MODELS}
     assert found["tensor parallel"] == [(2, 1, 1, "mp"), (1, 1, 1, "uni")]
     assert found["nodes"] == [(4, 2, 1, "ray")]
     assert found["replicas"] == [(1, 1, 2, "mp")]
 
 
-def test_methods_of_token_speculation(configured: Configured) -> None:
+def test_each_token_speculation_method_configures_one_engine(configurations: Configurations) -> None:
     for name, method in {"draft_model": "draft_model", "ngram": "ngram", "alone": None}.items():
-        (target,) = configured[name]
+        (target,) = configurations[name]
         assert target["method"] == method
-        assert target["share"] > 0.8, "there is no second engine"
-    assert configured["draft_model"][0]["dtype"] == "torch.bfloat16"
+        assert target["share"] > 0.8, "no second engine needs memory"
+    assert configurations["draft_model"][0]["dtype"] == "torch.bfloat16"
 
 
-def test_what_a_user_gives_goes_before(configured: Configured) -> None:
-    (target,) = configured["given"]
+def test_user_arguments_override_the_defaults(configurations: Configurations) -> None:
+    (target,) = configurations["given"]
     assert (target["share"], target["dtype"]) == (0.5, "torch.float16")
 
 
-def test_prefixes_are_kept_as_the_page_says(configured: Configured) -> None:
-    assert configured["offloading"][0]["offloading"] == ["OffloadingConnector", 32 << 30]
-    assert configured["prefixes"][0]["cache"] == ["fp8", 5 << 29]
-    assert configured["alone"][0]["offloading"] is None
+def test_kv_cache_arguments_of_the_documentation_reach_vllm(configurations: Configurations) -> None:
+    assert configurations["offloading"][0]["offloading"] == ["OffloadingConnector", 32 << 30]
+    assert configurations["prefixes"][0]["cache"] == ["fp8", 5 << 29]
+    assert configurations["alone"][0]["offloading"] is None

@@ -18,7 +18,7 @@ from tests.integration.conftest import descendants
 from tests.integration.servers import free_port, wait_until_healthy
 
 ROOT = Path(__file__).parents[2]
-# It needs an older jsonschema-rs than the tests of the server do, so `make` installs it in a folder of its own.
+# `langgraph dev` needs an older jsonschema-rs than the server's tests, so `make` installs it in a separate folder.
 PACKAGES = Path(sys.prefix) / "langgraph-dev"
 GRAPHS = json.loads((ROOT / "langgraph.json").read_text())["graphs"]
 
@@ -49,19 +49,19 @@ def url(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) 
             wait_until_healthy(process, port, "/ok", log)
             yield f"http://127.0.0.1:{port}"
         finally:
-            started = descendants(process.pid)
+            children = descendants(process.pid)
             process.terminate()
             process.wait(timeout=60)
-            _, alive = psutil.wait_procs(started, timeout=20)
+            _, alive = psutil.wait_procs(children, timeout=20)
             end_processes(alive)
-    assert not alive, "the engines end with the server"
+    assert not alive, "the server ends its engines"
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", GRAPHS)
-def test_a_run_ends_well(url: str, name: str) -> None:
-    given = {"messages": [{"role": "user", "content": "A two and three?"}]}
-    response = httpx.post(f"{url}/runs/wait", json={"assistant_id": name, "input": given}, timeout=300)
+def test_run_of_every_template_ends_with_an_ai_message(url: str, name: str) -> None:
+    state_input = {"messages": [{"role": "user", "content": "A two and three?"}]}
+    response = httpx.post(f"{url}/runs/wait", json={"assistant_id": name, "input": state_input}, timeout=300)
     assert response.status_code == 200
     state = response.json()
     assert "__error__" not in state

@@ -1,4 +1,4 @@
-"""A real MCP server over standard streams, without a model: its tools in both worlds, and what ends it."""
+"""Real MCP servers over stdio and HTTP, without a model: sync and async calls, errors, and shutdown."""
 
 from __future__ import annotations
 
@@ -40,39 +40,39 @@ def server_processes() -> list[psutil.Process]:
     return [child for child in psutil.Process().children(recursive=True) if str(SERVER) in child.cmdline()]
 
 
-def test_a_servers_tools(servers: Path) -> None:
+def test_tools_of_an_mcp_server_work_in_sync_and_async_calls(servers: Path) -> None:
     with open_tools(["calculator"], servers) as tools:
-        made = {tool.name: tool for tool in tools}
-        assert list(made) == ["calculator", "price", "stock_add", "long", "end"]
+        named = {tool.name: tool for tool in tools}
+        assert list(named) == ["calculator", "price", "stock_add", "long", "end"]
         assert (
-            describe_tools([made["price"]]) == '- price(item: string, config: string = "shop"): The price of an item.'
+            describe_tools([named["price"]]) == '- price(item: string, config: string = "shop"): The price of an item.'
         )
-        assert made["price"].metadata == {"readOnlyHint": True}
-        assert call(made["price"], item="tea").text == "tea: 3.50 (shop, EUR)"
-        # "config" is also a parameter of LangChain's own.
-        assert call(made["price"], item="tea", config="own").text == "tea: 3.50 (own, EUR)"
-        wrong = call(made["price"])
-        assert (wrong.status, "Field required" in wrong.text) == ("error", True)
-        cut = call(made["long"]).text
-        assert len(cut) <= 50_000
-        assert "200,000 characters" in cut
+        assert named["price"].metadata == {"readOnlyHint": True}
+        assert call(named["price"], item="tea").text == "tea: 3.50 (shop, EUR)"
+        # LangChain's own methods have a parameter "config", too.
+        assert call(named["price"], item="tea", config="own").text == "tea: 3.50 (own, EUR)"
+        invalid = call(named["price"])
+        assert (invalid.status, "Field required" in invalid.text) == ("error", True)
+        truncated = call(named["long"]).text
+        assert len(truncated) <= 50_000
+        assert "200,000 characters" in truncated
 
-        async def at_once() -> list[Any]:
-            return await asyncio.gather(*(made["stock_add"].ainvoke({"a": 1, "b": number}) for number in range(5)))
+        async def concurrent_calls() -> list[Any]:
+            return await asyncio.gather(*(named["stock_add"].ainvoke({"a": 1, "b": number}) for number in range(5)))
 
-        assert asyncio.run(at_once()) == ["1", "2", "3", "4", "5"]
-        assert asyncio.run(at_once()) == ["1", "2", "3", "4", "5"], "also in another event loop"
+        assert asyncio.run(concurrent_calls()) == ["1", "2", "3", "4", "5"]
+        assert asyncio.run(concurrent_calls()) == ["1", "2", "3", "4", "5"], "another event loop gets the same results"
         assert len(server_processes()) == 1
     assert server_processes() == []
-    closed = call(made["price"], item="tea")
+    closed = call(named["price"], item="tea")
     assert (closed.status, closed.text) == ("error", "the connection to the MCP server 'shop' is closed")
 
 
-def test_a_server_that_ends_is_a_result(servers: Path) -> None:
+def test_call_to_a_server_that_exits_returns_an_error_message(servers: Path) -> None:
     with open_tools([], servers) as tools:
-        made = {tool.name: tool for tool in tools}
+        named = {tool.name: tool for tool in tools}
         for name, arguments in (("end", {}), ("price", {"item": "tea"})):
-            message = call(made[name], **arguments)
+            message = call(named[name], **arguments)
             assert message.status == "error"
             assert message.text == "the MCP server 'shop' did not carry out the call: Connection closed"
 
@@ -80,7 +80,7 @@ def test_a_server_that_ends_is_a_result(servers: Path) -> None:
 @pytest.mark.parametrize(
     ("transport", "path", "entry"), [("streamable-http", "mcp", {}), ("sse", "sse", {"type": "sse"})]
 )
-def test_servers_that_run_already(transport: str, path: str, entry: dict[str, str], tmp_path: Path) -> None:
+def test_running_server_is_reached_over_http(transport: str, path: str, entry: dict[str, str], tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -90,20 +90,20 @@ def test_servers_that_run_already(transport: str, path: str, entry: dict[str, st
             while socket.socket().connect_ex(("127.0.0.1", port)):
                 assert time.monotonic() < end
                 time.sleep(0.05)
-            address = {"url": f"http://127.0.0.1:{port}/{path}", "headers": {"Authorization": "Bearer x"}, **entry}
-            (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": {"shop": address}}))
+            server = {"url": f"http://127.0.0.1:{port}/{path}", "headers": {"Authorization": "Bearer x"}, **entry}
+            (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": {"shop": server}}))
             with open_tools([], tmp_path / "servers.json") as tools:
-                made = {tool.name: tool for tool in tools}
-                assert call(made["stock_add"], a=1, b=2).text == "3"
+                named = {tool.name: tool for tool in tools}
+                assert call(named["stock_add"], a=1, b=2).text == "3"
                 process.kill()
                 process.wait()
-                gone = call(made["stock_add"], a=1, b=2)
-                assert (gone.status, "'shop' did not carry out the call" in gone.text) == ("error", True)
+                unreachable = call(named["stock_add"], a=1, b=2)
+                assert (unreachable.status, "'shop' did not carry out the call" in unreachable.text) == ("error", True)
         finally:
             process.kill()
 
 
-def test_two_servers_with_a_tool_of_one_name(servers: Path) -> None:
+def test_tool_name_of_two_servers_raises_a_configuration_error(servers: Path) -> None:
     shop = json.loads(servers.read_text())["mcpServers"]["shop"]
     servers.write_text(json.dumps({"mcpServers": {"shop": shop, "other": shop}}))
     clash = "two tools are called price, of the MCP server 'shop' and of the MCP server 'other'"

@@ -28,7 +28,7 @@ from lookahead_agent.runtime.weights import Platform, weights_in
 from tests.integration.conftest import TINY_ENGINE
 from tests.integration.tiny_models import questions
 
-ASKED = questions(12, seed=31)
+QUESTIONS = questions(12, seed=31)
 ENGINE = {name: value for name, value in TINY_ENGINE.items() if name != "dtype"}
 KERNEL: Precision = "int8" if has_int8_instructions() else "int8-weights"
 needs_int8 = pytest.mark.skipif(KERNEL != "int8", reason="without instructions for int8, vLLM's sums overflow")
@@ -36,7 +36,7 @@ needs_int8 = pytest.mark.skipif(KERNEL != "int8", reason="without instructions f
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An empty one."""
+    """An empty cache folder."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOOKAHEAD_AGENT_CACHE", str(folder))
@@ -44,7 +44,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 async def logprobs(engine: Engine) -> list[float]:
-    """Log-probabilities of the same tokens."""
+    """The target's log-probabilities of a fixed prompt."""
     ids = engine.tokenizer.encode(" so then we add two and three which makes five apples.\n\n" * 12)
     async with aclosing(engine.generate(ids, Sampling(max_tokens=1, temperature=0, prompt_logprobs=True))) as deltas:
         async for delta in deltas:
@@ -53,14 +53,14 @@ async def logprobs(engine: Engine) -> list[float]:
     raise AssertionError
 
 
-def logprobs_in(folder: Path, **arguments: Any) -> list[float]:
-    """The same by an engine of its own."""
+def logprobs_of_weights(folder: Path, **arguments: Any) -> list[float]:
+    """Log-probabilities of the fixed prompt by a separate engine."""
     with closing(VLLMEngine(VLLMConfig(folder, arguments=as_arguments(ENGINE | arguments)))) as engine:
         return background.run(logprobs(engine))
 
 
-def in_integers(pair: tuple[Path, Path], token_speculation: str) -> ChatLookahead:
-    """The pair with weights as integers, whose engines are started when they are needed."""
+def int8_pair(pair: tuple[Path, Path], token_speculation: str) -> ChatLookahead:
+    """The pair with int8 weights; its engines start on demand."""
     return ChatLookahead(
         model=str(pair[0]),
         draft_model=str(pair[1]),
@@ -78,23 +78,23 @@ def in_integers(pair: tuple[Path, Path], token_speculation: str) -> ChatLookahea
 
 @pytest.fixture(scope="module")
 def llm(cache: Path, tiny_pair: tuple[Path, Path]) -> Iterator[ChatLookahead]:
-    """The pair in integers, without draft tokens."""
-    with in_integers(tiny_pair, "none") as llm:
+    """The int8 pair without draft tokens."""
+    with int8_pair(tiny_pair, "none") as llm:
         llm.start()
         yield llm
 
 
 @pytest.fixture(scope="module")
-def in_int8(llm: ChatLookahead, tiny_pair: tuple[Path, Path]) -> list[float]:
-    """Those of the target in int8."""
+def int8_logprobs(llm: ChatLookahead, tiny_pair: tuple[Path, Path]) -> list[float]:
+    """Log-probabilities of the fixed prompt by the int8 target."""
     weights = weights_in(tiny_pair[0], "int8", Platform.detect())
     assert "quantization" in weights.arguments
-    engines = llm.backend.running  # that of the pair
+    engines = llm.backend.running  # of the int8 pair
     assert engines is not None
     return background.run(logprobs(engines.target))
 
 
-def test_int8_weights_are_written_once(cache: Path, tiny_pair: tuple[Path, Path]) -> None:
+def test_int8_weights_are_converted_once_and_failures_leave_no_files(cache: Path, tiny_pair: tuple[Path, Path]) -> None:
     folder = converted(tiny_pair[0], "int8", LogProgress())
     written = (folder / "model.safetensors").stat().st_mtime_ns
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
@@ -103,7 +103,7 @@ def test_int8_weights_are_written_once(cache: Path, tiny_pair: tuple[Path, Path]
     assert "lm_head" in config["ignore"]
     assert converted(tiny_pair[0], "int8", LogProgress()) == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
-    assert converted(folder, "int8", LogProgress()) == folder, "what is quantized is left as it is"
+    assert converted(folder, "int8", LogProgress()) == folder, "a quantized model is not converted again"
     broken = cache / "broken"
     broken.mkdir()
     (broken / "config.json").write_text("{}")
@@ -113,8 +113,8 @@ def test_int8_weights_are_written_once(cache: Path, tiny_pair: tuple[Path, Path]
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(96, 64), (97, 8), (5, 4104), (700, 2056)])
-def test_a_matrix_of_int8_weights(outputs: int, inputs: int) -> None:
-    """Sizes with packs and blocks that are whole, and that are not."""
+def test_int8_weights_product_is_accurate_and_batch_invariant(outputs: int, inputs: int) -> None:
+    """Shapes that fill the kernel's packs and blocks, and shapes that do not."""
     import torch
 
     from lookahead_agent.cpu.int8 import int8_weights_product
@@ -123,28 +123,28 @@ def test_a_matrix_of_int8_weights(outputs: int, inputs: int) -> None:
     weight, tokens, bias = torch.randn(outputs, inputs), torch.randn(37, inputs), torch.randn(outputs)
     matrix = int8_weights_product(weight)
     exact = tokens @ weight.T + bias
-    many = matrix(tokens, None, bias)
-    assert many.dtype == torch.float32
-    assert (many - exact).abs().max() < 0.05 * exact.std(), "eight bits are this close"
+    batched = matrix(tokens, None, bias)
+    assert batched.dtype == torch.float32
+    assert (batched - exact).abs().max() < 0.05 * exact.std(), "the error of eight bits is this small"
     for size in range(1, 10):
-        assert torch.equal(matrix(tokens[:size], None, bias), many[:size]), "a batch changes nothing, bit for bit"
+        assert torch.equal(matrix(tokens[:size], None, bias), batched[:size]), "the batch size changes no bit"
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    assert torch.equal(matrix(tokens, None, bias), many), "nor does the number of threads"
+    assert torch.equal(matrix(tokens, None, bias), batched), "the number of threads changes no bit"
     torch.set_num_threads(threads)
     assert matrix(tokens[None, :2], None, None).shape == (1, 2, outputs)
     assert matrix(tokens[:2].bfloat16(), None, bias).dtype == torch.bfloat16
     strided = torch.stack([tokens, tokens], dim=2)[:, :, 0]
-    assert torch.equal(matrix(strided, None, bias), many), "wherever the tokens lie in memory"
+    assert torch.equal(matrix(strided, None, bias), batched), "strides change no bit"
 
 
 @needs_int8
 @pytest.mark.parametrize("default", ["float32", "bfloat16"])
 @pytest.mark.parametrize("outputs", [700, 704])
-def test_a_matrix_of_int8_with_int8_activations(default: str, outputs: int) -> None:
-    """By vLLM's kernel, and by our own for a shape that fits, if the processor is one for it.
+def test_int8_product_is_accurate_and_batch_invariant(default: str, outputs: int) -> None:
+    """Runs vLLM's kernel, or our own if the shape fits and the processor supports it.
 
-    Made under the dtype that a model loads with, and used after its memory was used for something else.
+    The products are created under the default dtype of a loading model, and used after freed memory was reused.
     """
     import torch
 
@@ -159,34 +159,34 @@ def test_a_matrix_of_int8_with_int8_activations(default: str, outputs: int) -> N
         products = [int8_product(*rounded(weight), torch.bfloat16, torch.float32) for _ in range(20)]
     finally:
         torch.set_default_dtype(before)
-    others = [torch.full((outputs,), float("nan")) for _ in range(40)]
-    assert all(other.isnan().all() for other in others)
+    reused = [torch.full((outputs,), float("nan")) for _ in range(40)]
+    assert all(tensor.isnan().all() for tensor in reused)
     for product in products:
-        many = product(tokens, None, bias)
-        assert many.dtype == torch.float32
-        assert (many - exact).abs().max() < 0.1 * exact.std(), "twice eight bits are this close"
+        batched = product(tokens, None, bias)
+        assert batched.dtype == torch.float32
+        assert (batched - exact).abs().max() < 0.1 * exact.std(), "int8 activations add this little error"
         for size in range(1, 9):
-            assert torch.equal(product(tokens[:size], None, bias), many[:size]), "a batch changes nothing, bit for bit"
+            assert torch.equal(product(tokens[:size], None, bias), batched[:size]), "the batch size changes no bit"
     assert product(tokens[None, :2], None, None).shape == (1, 2, outputs)
 
 
 @pytest.mark.skipif(not vnni_kernel.is_supported(), reason="for processors with AVX-512 VNNI and without AMX")
 @given(st.integers(1, 30), st.integers(1, 5), st.integers(1, 9), st.integers(0, 2**31), st.booleans(), st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_our_kernel_sums_integers_exactly(
-    tokens: int, panels: int, sixteens: int, seed: int, biased: bool, halves: bool
+def test_vnni_kernel_equals_the_formula_bit_for_bit(
+    tokens: int, panels: int, column_blocks: int, seed: int, with_bias: bool, bf16_output: bool
 ) -> None:
-    """The same bits as the formula, whatever the shape: what is rounded is a token before and a sum after."""
+    """Every shape has the formula's bits: the kernel rounds only the tokens before the sum, and the result after it."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
-    rows, columns = panels * vnni_kernel.ROWS, sixteens * 16
+    rows, columns = panels * vnni_kernel.ROWS, column_blocks * 16
     integers = torch.randint(-128, 128, (rows, columns), dtype=torch.int8, generator=generator)
     scale = torch.rand(rows, generator=generator)
-    bias = torch.randn(rows, generator=generator) if biased else None
+    bias = torch.randn(rows, generator=generator) if with_bias else None
     values = (torch.randn(tokens, columns, generator=generator) * 10).bfloat16()
     values[0] = 0
-    out = torch.bfloat16 if halves else torch.float32
+    out = torch.bfloat16 if bf16_output else torch.float32
     found = vnni_kernel.multiplication(integers, scale, out)(values, bias)
     largest = values.float().abs().amax(dim=1).clamp(min=1e-10)
     rounded = torch.round(values.float() * (torch.full_like(largest, 127) / largest)[:, None]).long()
@@ -194,7 +194,7 @@ def test_our_kernel_sums_integers_exactly(
     assert torch.equal(found, (sums + (bias if bias is not None else 0)).to(out))
 
 
-def test_our_kernel_takes_only_what_fits() -> None:
+def test_vnni_kernel_supports_only_certain_shapes_and_dtypes() -> None:
     import torch
 
     fits = vnni_kernel.fits
@@ -205,7 +205,7 @@ def test_our_kernel_takes_only_what_fits() -> None:
     assert not fits(64, 48, torch.bfloat16, torch.float16)
 
 
-def test_the_kernel_needs_no_place_to_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_int8_kernel_works_without_a_numba_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
     from numba.core import caching
 
@@ -215,14 +215,14 @@ def test_the_kernel_needs_no_place_to_be_kept(monkeypatch: pytest.MonkeyPatch) -
     spec = importlib.util.spec_from_file_location("kernel_anew", int8_kernel.__file__)
     assert spec is not None
     assert spec.loader is not None
-    anew = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(anew)
+    reloaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(reloaded)
     integers, tokens = torch.randint(-127, 128, (7, 16), dtype=torch.int8), torch.randn(3, 16)
-    found = anew.multiply(tokens, anew.packed(integers), torch.ones(7))
+    found = reloaded.multiply(tokens, reloaded.packed(integers), torch.ones(7))
     assert torch.allclose(found, tokens @ integers.float().t(), rtol=1e-4, atol=1e-2)
 
 
-def test_rows_of_integers_are_whole_numbers_of_lanes() -> None:
+def test_packing_rejects_rows_that_do_not_fill_whole_lanes() -> None:
     import torch
 
     from lookahead_agent.cpu.int8_kernel import packed
@@ -231,9 +231,9 @@ def test_rows_of_integers_are_whole_numbers_of_lanes() -> None:
         packed(torch.zeros(4, 12, dtype=torch.int8))
 
 
-# The draft's alone, too: vLLM's processes then know the method by nothing that they are sent but its name.
+# Also for the draft alone: vLLM's processes then receive only the name of the quantization method.
 @pytest.mark.parametrize("precision", ["int8-weights", "fp32"])
-def test_an_engine_keeps_its_weights_as_integers(tiny_pair: tuple[Path, Path], precision: Precision) -> None:
+def test_engines_with_int8_weights_report_their_precision(tiny_pair: tuple[Path, Path], precision: Precision) -> None:
     with ChatLookahead(
         model=str(tiny_pair[0]),
         draft_model=str(tiny_pair[1]),
@@ -245,36 +245,36 @@ def test_an_engine_keeps_its_weights_as_integers(tiny_pair: tuple[Path, Path], p
         max_tokens=24,
         engine_args=ENGINE,
     ) as llm:
-        message = llm.invoke(ASKED[0])
+        message = llm.invoke(QUESTIONS[0])
         assert message.text
-        figures = message.response_metadata["lookahead"]
-        assert figures["mode"] == "sd"
-        assert figures["engines"]["precision"] == {"target": precision, "draft": "int8-weights"}
+        metadata = message.response_metadata["lookahead"]
+        assert metadata["mode"] == "sd"
+        assert metadata["engines"]["precision"] == {"target": precision, "draft": "int8-weights"}
         assert precision in llm.explain()
 
 
-def test_exact_is_the_targets_reply_in_int8(llm: ChatLookahead, tiny_pair: tuple[Path, Path]) -> None:
-    """Integers sum the same in every batch, so draft steps and draft tokens change no token of a reply."""
-    written: dict[tuple[str, str], list[list[int]]] = {}
-    with in_integers(tiny_pair, "shared_draft") as sharing:  # both models have the same draft engine
-        for speculation_method, each in (("none", llm), ("shared_draft", sharing)):
+def test_exact_is_lossless_in_int8(llm: ChatLookahead, tiny_pair: tuple[Path, Path]) -> None:
+    """Integer sums do not depend on the batch, so draft steps and draft tokens change no token of a reply."""
+    token_ids: dict[tuple[str, str], list[list[int]]] = {}
+    with int8_pair(tiny_pair, "shared_draft") as shared_draft_llm:  # both chat models share the draft engine
+        for speculation_method, each in (("none", llm), ("shared_draft", shared_draft_llm)):
             for policy in ("off", "exact", "exact:synchronous=true"):
-                told = [message.response_metadata for message in each.batch(questions(24, seed=5), policy=policy)]
-                written[speculation_method, policy] = [one["token_ids"] for one in told]
-            assert told[0]["lookahead"]["engines"]["precision"] == {"target": KERNEL, "draft": KERNEL}
-            # In rounds the target waits for its draft, so that steps of it stand on any machine.
-            assert sum(one["lookahead"]["accepted"] for one in told) > 0
-    alone = written.pop(("none", "off"))
-    assert {way for way, ids in written.items() if ids != alone} == set()
+                metadata = [message.response_metadata for message in each.batch(questions(24, seed=5), policy=policy)]
+                token_ids[speculation_method, policy] = [entry["token_ids"] for entry in metadata]
+            assert metadata[0]["lookahead"]["engines"]["precision"] == {"target": KERNEL, "draft": KERNEL}
+            # The synchronous target waits for its draft, so draft steps are accepted on any machine.
+            assert sum(entry["lookahead"]["accepted"] for entry in metadata) > 0
+    target_only = token_ids.pop(("none", "off"))
+    assert {configuration for configuration, ids in token_ids.items() if ids != target_only} == set()
 
 
 @needs_int8
-def test_int8_is_sure_of_what_the_model_is_sure_of(in_int8: list[float], tiny_pair: tuple[Path, Path]) -> None:
-    """With wrong weights, or a wrong output layer, nothing is alike."""
+def test_int8_logprobs_are_close_to_those_of_bf16(int8_logprobs: list[float], tiny_pair: tuple[Path, Path]) -> None:
+    """Wrong weights or a wrong output layer would make the log-probabilities unrelated."""
     weights = weights_in(tiny_pair[0], "bf16", Platform.detect())
     folder, arguments = weights.write(LogProgress()), weights.arguments
     assert "quantization" not in arguments
-    exact = logprobs_in(folder, **arguments)
-    apart = statistics.mean(abs(one - other) for one, other in zip(exact, in_int8, strict=True))
-    assert apart < 0.25 * statistics.stdev(exact)
-    assert apart > 0, "it is another precision"
+    exact = logprobs_of_weights(folder, **arguments)
+    difference = statistics.mean(abs(expected - found) for expected, found in zip(exact, int8_logprobs, strict=True))
+    assert difference < 0.25 * statistics.stdev(exact)
+    assert difference > 0, "the precisions differ"

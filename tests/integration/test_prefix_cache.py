@@ -1,4 +1,4 @@
-"""What an engine reads of conversations that grow: only what is new, also of several in turns."""
+"""Prefix caching in growing conversations: an engine prefills only new tokens, also of interleaved conversations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.unit.serving import serving_private_api
 from tests.waiting import becomes
 
 BLOCK = 32
-"""Tokens that vLLM keeps together on a CPU: what fills none is read again."""
+"""Tokens in a block of vLLM's cache on a CPU; the engine reads a partial block again."""
 TEMPLATE = (
     "{% for message in messages %}"
     "{% if message.role == 'user' %}<|user|>{{ message.content }}<eos>"
@@ -34,7 +34,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def pair(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The tiny pair with a template that ends its messages, and replies that end."""
+    """The tiny pair with a template that closes each message, and with a likely end of reply."""
     from safetensors.torch import load_file, save_file
 
     folders = []
@@ -51,8 +51,8 @@ def pair(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def alone(pair: list[str]) -> Iterator[None]:
-    """The target alone, whose engine stays for the models that start the same one."""
+def target_only(pair: list[str]) -> Iterator[None]:
+    """The target without a draft; later models of the same configuration share its engine."""
     with ChatLookahead(
         model=pair[0], draft_model=None, policy="off", token_speculation="none", engine_args=TINY_ENGINE
     ) as llm:
@@ -60,8 +60,8 @@ def alone(pair: list[str]) -> Iterator[None]:
         yield
 
 
-def test_eight_conversations_in_turns_read_only_what_is_new(pair: list[str]) -> None:
-    chosen = random.Random(5)
+def test_interleaved_conversations_prefill_only_new_tokens(pair: list[str]) -> None:
+    rng = random.Random(5)
     conversations: list[list[BaseMessage]] = [[] for _ in range(8)]
     known, ended = [0] * 8, [True] * 8
     read = new = turns = 0
@@ -75,12 +75,12 @@ def test_eight_conversations_in_turns_read_only_what_is_new(pair: list[str]) -> 
         engine_args=TINY_ENGINE,
     ) as llm:
         tokenizer = llm.backend.tokenizer()
-        # Whole letters and words: the text of a reply shows all of its tokens.
+        # Only ASCII tokens, so that the text of a reply shows all of its tokens.
         texts = {token: tokenizer.decode([token]) for token in range(tokenizer.size)}
         letters = tuple(token for token, text in texts.items() if text and text.isascii())
         for turn in range(4):
             for number, messages in enumerate(conversations):
-                messages.append(HumanMessage("".join(chosen.choices(WORDS, k=120))))
+                messages.append(HumanMessage("".join(rng.choices(WORDS, k=120))))
                 request = llm.request(messages, CallOptions(seed=turn))
                 request = replace(request, sampling=replace(request.sampling, allowed_token_ids=(0, *letters)))
                 *_, reply = background.stream(llm.generate_events(request))
@@ -94,26 +94,26 @@ def test_eight_conversations_in_turns_read_only_what_is_new(pair: list[str]) -> 
                     new += usage["input_tokens"] - known[number]
                     turns += 1
                 messages.append(reply)
-                known[number] = usage["total_tokens"] - 1  # nothing has read the last one yet
+                known[number] = usage["total_tokens"] - 1  # the engine has not read the last token yet
                 ended[number] &= reply.response_metadata["finish_reason"] == "stop"
     assert turns > 12
     assert read <= new + turns * BLOCK
 
 
 @pytest.mark.parametrize("fields", [{"policy": "off", "token_speculation": "none"}, {"policy": "exact:depth=2"}])
-def test_a_prompt_that_was_read_ahead_is_in_the_cache(pair: list[str], fields: dict[str, str]) -> None:
-    beginning = [SystemMessage("".join(random.Random(8).choices(WORDS, k=200))), HumanMessage("")]
+def test_warmed_prompt_is_in_the_prefix_cache(pair: list[str], fields: dict[str, str]) -> None:
+    prefix = [SystemMessage("".join(random.Random(8).choices(WORDS, k=200))), HumanMessage("")]
     with ChatLookahead(
         model=pair[0], draft_model=pair[1], temperature=0, max_tokens=8, engine_args=TINY_ENGINE, **fields
     ) as llm:
-        llm.warm(beginning)
-        assert llm.backend.running is None, "it starts no engine"
+        llm.warm(prefix)
+        assert llm.backend.running is None, "`warm` starts no engine"
         llm.start()
         engines = llm.backend.running
         assert engines is not None
         warmer, expected = engines.warmer, 1 if engines.draft is None else 2
         background.run(becomes(lambda: len(warmer.known) == expected and warmer.reading is None))
-        reply = llm.invoke([beginning[0], HumanMessage(" apples")])
+        reply = llm.invoke([prefix[0], HumanMessage(" apples")])
         usage, prompts = reply.usage_metadata, reply.response_metadata["lookahead"]["prompt_tokens"]
         assert usage is not None
         least = usage["input_tokens"] - 2 * BLOCK
@@ -122,16 +122,16 @@ def test_a_prompt_that_was_read_ahead_is_in_the_cache(pair: list[str], fields: d
         assert engines.draft is None or prompts["draft"]["cached"] >= least
 
 
-def test_the_engines_of_the_daemon_read_ahead_for_its_clients(
+def test_engines_of_the_daemon_prefill_prompts_that_clients_warm(
     pair: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(RUNTIME_DIR_VARIABLE, str(tmp_path / "run"))
     private_dir()
     (tmp_path / "config.json").write_text("{}")
-    client = ChatLookahead(model=str(tmp_path), policy="off", temperature=0, max_tokens=8)  # it could start no engine
+    client = ChatLookahead(model=str(tmp_path), policy="off", temperature=0, max_tokens=8)  # its model cannot start
     assert client.backend.runtime is not None
-    beginning = SystemMessage("".join(random.Random(10).choices(WORDS, k=200)))
-    client.warm([beginning, HumanMessage("")])  # nobody is there, which is no error
+    prefix = SystemMessage("".join(random.Random(10).choices(WORDS, k=200)))
+    client.warm([prefix, HumanMessage("")])  # without a daemon this is no error
     with (
         ChatLookahead(
             model=pair[0], policy="off", token_speculation="none", engine_args=TINY_ENGINE, use_daemon=False
@@ -140,26 +140,26 @@ def test_the_engines_of_the_daemon_read_ahead_for_its_clients(
     ):
         engines = llm.backend.running
         assert engines is not None
-        warmer, before = engines.warmer, len(engines.warmer.known)
-        client.warm([beginning, HumanMessage("")])
-        background.run(becomes(lambda: len(warmer.known) == before + 1 and warmer.reading is None))
-        usage = client.invoke([beginning, HumanMessage(" apples")]).usage_metadata
+        warmer, known_before = engines.warmer, len(engines.warmer.known)
+        client.warm([prefix, HumanMessage("")])
+        background.run(becomes(lambda: len(warmer.known) == known_before + 1 and warmer.reading is None))
+        usage = client.invoke([prefix, HumanMessage(" apples")]).usage_metadata
         assert usage is not None
         assert usage["input_token_details"]["cache_read"] >= usage["input_tokens"] - 2 * BLOCK > 100
 
 
-def test_a_reply_comes_before_what_is_read_ahead(pair: list[str]) -> None:
+def test_reply_during_warming_is_unchanged_and_the_prompt_is_cached_later(pair: list[str]) -> None:
     long = HumanMessage("".join(random.Random(9).choices(WORDS, k=900)))
     with ChatLookahead(
         model=pair[0], policy="off", draft_model=None, temperature=0, max_tokens=8, engine_args=TINY_ENGINE
     ) as llm:
-        alone = llm.invoke(" apples")
+        expected = llm.invoke(" apples")
         engines = llm.backend.running
         assert engines is not None
         warmer = engines.warmer
         llm.warm([long])
         background.run(becomes(lambda: warmer.reading is not None))
-        assert llm.invoke(" apples").content == alone.content
+        assert llm.invoke(" apples").content == expected.content
         background.run(becomes(lambda: not warmer.waiting and warmer.reading is None))
         usage = llm.invoke([long]).usage_metadata
         assert usage is not None

@@ -1,4 +1,4 @@
-"""Whole processes: the command line, scripts, and what is left when they are interrupted."""
+"""The command line and scripts as subprocesses, and their cleanup after signals."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ def ask(pair: tuple[Path, Path], *arguments: str) -> list[str]:
     return command(pair, "ask", "A two and three?", *arguments)
 
 
-def test_ask_prints_one_json_object_and_exact_is_what_a_script_gets_of_the_target_alone(
+def test_ask_prints_one_json_object_and_exact_equals_the_target_in_a_script(
     tiny_pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    # A pair this small gains nothing from steps ahead: they are commanded.
-    asked = ask(tiny_pair, "--policy", "exact", "--depth", "4", "--temperature", "0", "--max-tokens", "120", "--json")
-    process = subprocess.run(asked, capture_output=True, text=True, timeout=300, check=False)
+    # So small a pair gains nothing from draft steps, so `--depth` forces step speculation.
+    argv = ask(tiny_pair, "--policy", "exact", "--depth", "4", "--temperature", "0", "--max-tokens", "120", "--json")
+    process = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
     assert process.returncode == 0, process.stderr
     assert process.stdout.count("\n") == 1
     exact = json.loads(process.stdout)
     assert exact["lookahead"]["policy"] == "exact"
     assert sum(exact["lookahead"]["tokens"]["draft"].values()) > 0
     assert exact["usage"]["output_tokens"] == len(exact["token_ids"])
-    assert alone_by_a_script(tiny_pair, tmp_path) == [exact["text"], exact["token_ids"]]
+    assert target_reply_of_a_script(tiny_pair, tmp_path) == [exact["text"], exact["token_ids"]]
 
 
-def alone_by_a_script(tiny_pair: tuple[Path, Path], folder: Path) -> list[object]:
-    """Text and tokens of the target alone; the script has no main guard, and leaves nothing."""
+def target_reply_of_a_script(tiny_pair: tuple[Path, Path], folder: Path) -> list[object]:
+    """Text and tokens of the target without speculation, from a script without a main guard."""
     script = folder / "script.py"
     script.write_text(
         "import json\n"
@@ -55,12 +55,12 @@ def alone_by_a_script(tiny_pair: tuple[Path, Path], folder: Path) -> list[object
     assert "Traceback" not in process.stderr
     begun, printed = process.stdout.splitlines()
     assert begun == "begun"
-    told: list[object] = json.loads(printed)
-    return told
+    reply: list[object] = json.loads(printed)
+    return reply
 
 
 def wait_for_engines(process: subprocess.Popen[str], count: int) -> list[psutil.Process]:
-    """Wait until the process has written its first words, and return its children."""
+    """Wait for the first output of a process, and return its children."""
     assert process.stdout is not None
     while process.stdout.read(1) == "":
         assert process.poll() is None, process.stderr.read() if process.stderr else ""
@@ -70,31 +70,31 @@ def wait_for_engines(process: subprocess.Popen[str], count: int) -> list[psutil.
 
 
 @pytest.mark.parametrize(
-    ("sign", "policy", "engines"),
+    ("signum", "policy", "engines"),
     [(signal.SIGINT, "fast:depth=4", 2), (signal.SIGTERM, "off", 1), (signal.SIGKILL, "off", 1)],
 )
-def test_nothing_is_left_of_an_interrupted_run(
-    tiny_pair: tuple[Path, Path], sign: signal.Signals, policy: str, engines: int
+def test_signal_during_a_reply_leaves_no_process_and_no_temporary_file(
+    tiny_pair: tuple[Path, Path], signum: signal.Signals, policy: str, engines: int
 ) -> None:
-    asked = ask(tiny_pair, "--policy", policy, "--max-tokens", "900", "--temperature", "1.0")
-    temporary = Path(tempfile.mkdtemp(prefix="left-"))  # a short path: it is that of sockets
+    argv = ask(tiny_pair, "--policy", policy, "--max-tokens", "900", "--temperature", "1.0")
+    temporary = Path(tempfile.mkdtemp(prefix="left-"))  # a short path, because sockets are in it
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "TMPDIR": str(temporary)}
     process = subprocess.Popen(
-        asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1, env=environment
+        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1, env=environment
     )
     children = wait_for_engines(process, 2 * engines)  # vLLM runs each in two processes
-    process.send_signal(sign)
+    process.send_signal(signum)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[sign]
+    assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[signum]
     _, alive = psutil.wait_procs(children, timeout=20)
     assert not alive
     assert "Traceback" not in errors
-    if sign != signal.SIGKILL:  # who is killed cannot remove what vLLM's processes met in
+    if signum != signal.SIGKILL:  # a killed process cannot remove the sockets of vLLM's processes
         assert [path.name for path in temporary.iterdir()] == []
     shutil.rmtree(temporary)
 
 
-def test_nothing_is_left_when_interrupted_while_loading(tiny_pair: tuple[Path, Path]) -> None:
+def test_interrupt_while_loading_leaves_no_process(tiny_pair: tuple[Path, Path]) -> None:
     process = subprocess.Popen(ask(tiny_pair), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while not (children := descendants(process.pid)):
         assert process.poll() is None

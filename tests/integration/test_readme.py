@@ -1,4 +1,4 @@
-"""The README's Python runs as it is written there."""
+"""The README's Python example runs unchanged."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ README = Path(__file__).parents[2] / "README.md"
 
 @pytest.mark.packaged
 @pytest.mark.timeout(1200)
-def test_the_example_runs(
-    by_itself: ChatLookahead, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_readme_example_runs(
+    default_llm: ChatLookahead, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -31,15 +31,15 @@ def test_the_example_runs(
     (example,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     names: dict[str, Any] = {}
     exec(example, names)
-    figures = names["message"].response_metadata["lookahead"]
-    assert figures["policy"] == "balanced"
-    *said, counts, answer = capsys.readouterr().out.strip().split("\n", names["message"].text.count("\n") + 2)
-    assert "84" in "\n".join(said)
+    metadata = names["message"].response_metadata["lookahead"]
+    assert metadata["policy"] == "balanced"
+    *reply_lines, counts, answer = capsys.readouterr().out.strip().split("\n", names["message"].text.count("\n") + 2)
+    assert "84" in "\n".join(reply_lines)
     tokens, passes = map(int, counts.split())
     assert 0 < passes <= tokens
     assert answer == names["state"]["messages"][-1].text
     assert "7" in answer
     assert any(message.type == "tool" for message in names["state"]["messages"])
-    assert names["llm"].explain(), "what was chosen, and why"
-    assert names["llm"].backend.runtime is by_itself.backend.runtime, "models of one configuration share their engines"
+    assert names["llm"].explain(), "`explain` shows the configuration and its reasons"
+    assert names["llm"].backend.runtime is default_llm.backend.runtime, "equal models share their engines"
     names["llm"].close()

@@ -24,22 +24,22 @@ PROBLEMS = [
     "Mia reads 28 pages a day for 6 days and 45 pages on Sunday. How many pages does she read in the week?",
 ]
 
-# Two tokens of bf16 logits this close change places when a batch rounds differently: at logits around 20 to 30 a step
-# of bf16 is 0.125, and a few of them add up.
+# Two tokens whose bf16 logits are this close swap places when a batch rounds differently. Logits around 20 to 30 are
+# multiples of 0.125 in bf16, and a few such rounding errors add up.
 NEAR_TIE = 0.5
 
 
 @pytest.mark.timeout(1200)
-def test_the_agent_answers_a_question(real: ChatLookahead) -> None:
-    figures = NodeMetrics()
+def test_plan_execute_answers_a_question_with_its_tool(real: ChatLookahead) -> None:
+    metrics = NodeMetrics()
     llm = real.model_copy(update={"policies": POLICIES})
     question = {"messages": [HumanMessage("What is (18 * 24 * 0.45 + 37 * 2.80) * 0.85?")]}
-    messages = build_plan_execute(llm, [calculator]).invoke(question, {"callbacks": [figures]})["messages"]
+    messages = build_plan_execute(llm, [calculator]).invoke(question, {"callbacks": [metrics]})["messages"]
     assert "253.3" in messages[-1].text
     results = [message for message in messages if isinstance(message, ToolMessage)]
     assert results
     assert results[-1].status == "success"
-    nodes = {node["node"]: node for node in figures.nodes()}
+    nodes = {node["node"]: node for node in metrics.nodes()}
     assert nodes["planner"]["policy"] == r"balanced:delimiter=/\n+/"
     assert nodes.keys() >= {"planner", "finisher"}
 
@@ -48,47 +48,47 @@ def test_the_agent_answers_a_question(real: ChatLookahead) -> None:
 def test_exact_differs_from_off_at_most_by_a_near_tie(real: ChatLookahead) -> None:
     off, exact = (real.batch(PROBLEMS, policy=policy, max_tokens=90) for policy in ("off", "exact"))
     for problem, *messages in zip(PROBLEMS, off, exact, strict=True):
-        alone, ahead = (message.response_metadata["token_ids"] for message in messages)
-        at = first_difference(alone, ahead)
+        off_ids, exact_ids = (message.response_metadata["token_ids"] for message in messages)
+        at = first_difference(off_ids, exact_ids)
         if at is not None:
-            assert gap_in_nats(real, problem, alone, ahead) < NEAR_TIE, f"token {at}"
+            assert gap_in_nats(real, problem, off_ids, exact_ids) < NEAR_TIE, f"token {at}"
 
 
 @pytest.mark.timeout(1200)
-def test_balanced_accepts_steps_of_the_draft(real: ChatLookahead) -> None:
-    figures = [message.response_metadata["lookahead"] for message in real.batch(PROBLEMS, max_tokens=120)]
-    assert all(entry["policy"] == "balanced" for entry in figures)
-    assert all(entry["speculation_disabled"] is None for entry in figures)
-    assert sum(entry["accepted"] for entry in figures) > 0
-    assert sum(entry["verifier_calls"] for entry in figures) > 0
+def test_balanced_accepts_draft_steps(real: ChatLookahead) -> None:
+    metadata = [message.response_metadata["lookahead"] for message in real.batch(PROBLEMS, max_tokens=120)]
+    assert all(entry["policy"] == "balanced" for entry in metadata)
+    assert all(entry["speculation_disabled"] is None for entry in metadata)
+    assert sum(entry["accepted"] for entry in metadata) > 0
+    assert sum(entry["verifier_calls"] for entry in metadata) > 0
 
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("sampling", [{"seed": 3}, {"seed": None}])
-def test_a_sampled_reply_is_in_the_targets_words(real: ChatLookahead, sampling: dict[str, int | None]) -> None:
-    """As its makers recommend to sample. What is drawn from anything else is as likely as noise: e^-12 a token."""
+def test_sampled_reply_is_likely_under_the_target(real: ChatLookahead, sampling: dict[str, int | None]) -> None:
+    """Samples at the vendor's temperature. Tokens of another distribution would be as unlikely as noise: e^-12 each."""
     message = real.invoke(PROBLEMS[0], policy="off", temperature=0.7, max_tokens=90, **sampling)
-    ids, figures = message.response_metadata["token_ids"], message.response_metadata["lookahead"]
+    ids, metadata = message.response_metadata["token_ids"], message.response_metadata["lookahead"]
 
     async def logprobs() -> list[float]:
         async with real.backend.engines(as_policy("off")) as engines:
             prompt = engines.target.tokenizer.chat_prompt(template_messages([HumanMessage(PROBLEMS[0])]))
-            reading = engines.target.generate([*prompt, *ids], Sampling(max_tokens=1, prompt_logprobs=True))
-            async with aclosing(reading) as deltas:
+            scoring = engines.target.generate([*prompt, *ids], Sampling(max_tokens=1, prompt_logprobs=True))
+            async with aclosing(scoring) as deltas:
                 async for delta in deltas:
                     assert delta.prompt_logprobs is not None
-                    return [known for known in delta.prompt_logprobs[len(prompt) :] if known is not None]
+                    return [value for value in delta.prompt_logprobs[len(prompt) :] if value is not None]
         raise AssertionError
 
     found = background.run(logprobs())
     assert len(found) == len(ids)
     assert sum(found) / len(found) > -1.5
     if sampling["seed"] is None:
-        assert figures["target_forward_passes"] < len(ids), "tokens were guessed"
+        assert metadata["target_forward_passes"] < len(ids), "draft tokens were accepted"
 
 
 @pytest.mark.parametrize("policy", ["strict", "balanced"])
-def test_different_numbers_never_pass(real: ChatLookahead, policy: str) -> None:
+def test_verifier_rejects_other_numbers_and_accepts_a_paraphrase(real: ChatLookahead, policy: str) -> None:
     def step(text: str) -> Step:
         return Step((1,), text, StepEnd.DELIMITER)
 

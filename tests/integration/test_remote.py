@@ -1,4 +1,4 @@
-"""Target and draft behind vLLM's servers, as real processes: what they write, and what happens when one is killed."""
+"""Target and draft behind vLLM's servers: equality with local engines, cancellation, and killed servers."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tests.integration.tiny_models import questions
 from tests.waiting import becomes
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-LONG = "A two and three makes five apples?"
+QUESTION = "A two and three makes five apples?"
 
 
 @dataclass
-class Pair:
-    """Servers of the tiny pair."""
+class ServerPair:
+    """vLLM servers of the tiny pair, started by a script."""
 
     target: Path
     draft: Path
@@ -62,21 +62,21 @@ class Pair:
         return {**os.environ, **ports, "PYTHON": sys.executable, "TARGET_CORES": "0", "DRAFT_CORES": "1"}
 
     def kill(self, port: int) -> None:
-        """End a server and its workers at once, as a crash does."""
+        """Kill a server and its workers, as a crash does."""
         for server in descendants(self.script.pid):
             if str(port) in server.cmdline():
-                family = [*server.children(recursive=True), server]
-                for process in family:
+                processes = [*server.children(recursive=True), server]
+                for process in processes:
                     process.kill()
-                psutil.wait_procs(family, timeout=20)
+                psutil.wait_procs(processes, timeout=20)
                 return
         raise AssertionError("no server has this port")
 
 
 @pytest.fixture(scope="module")
-def pair(tiny_pair: tuple[Path, Path]) -> Iterator[Pair]:
-    """The servers that the example starts."""
-    servers = Pair(*tiny_pair, free_port(), free_port())
+def pair(tiny_pair: tuple[Path, Path]) -> Iterator[ServerPair]:
+    """The servers that `examples/serve_pair.sh` starts."""
+    servers = ServerPair(*tiny_pair, free_port(), free_port())
     command = [str(EXAMPLES / "serve_pair.sh"), *map(str, tiny_pair), *TINY]
     servers.script = subprocess.Popen(
         command, env=servers.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -94,54 +94,54 @@ def pair(tiny_pair: tuple[Path, Path]) -> Iterator[Pair]:
     assert not alive, "the script ends its servers"
 
 
-def figures(message: Any) -> dict[str, Any]:
+def metadata(message: Any) -> dict[str, Any]:
     found: dict[str, Any] = message.response_metadata["lookahead"]
     return found
 
 
 @pytest.mark.timeout(600)
-def test_the_example(pair: Pair) -> None:
+def test_remote_engines_example_runs(pair: ServerPair) -> None:
     command = [sys.executable, str(EXAMPLES / "remote_engines.py"), str(pair.target), str(pair.draft), "A two?"]
     process = subprocess.run(command, env=pair.environment, capture_output=True, text=True, timeout=120, check=False)
     assert process.returncode == 0, process.stderr
     assert "steps from the draft]" in process.stdout
 
 
-def test_replies_are_those_of_engines_in_this_process(pair: Pair, tiny: ChatLookahead) -> None:
+def test_remote_replies_equal_those_of_local_engines(pair: ServerPair, tiny: ChatLookahead) -> None:
     with pair.llm(max_tokens=64) as llm:
         for question in questions(8):
-            here = tiny.invoke(question, policy="off", max_tokens=64).response_metadata["token_ids"]
-            there = llm.invoke(question)
-            assert there.response_metadata["token_ids"] == here
-            assert figures(there)["speculation_disabled"] is None
-            assert figures(there)["tokens"]["draft"] != {"committed": 0, "rejected": 0, "aborted": 0}
+            local = tiny.invoke(question, policy="off", max_tokens=64).response_metadata["token_ids"]
+            remote = llm.invoke(question)
+            assert remote.response_metadata["token_ids"] == local
+            assert metadata(remote)["speculation_disabled"] is None
+            assert metadata(remote)["tokens"]["draft"] != {"committed": 0, "rejected": 0, "aborted": 0}
         engines = llm.backend.runtime.running  # type: ignore[union-attr]
         assert engines is not None
         assert engines.draft is not None
         assert engines.draft.tokenizer.fingerprint == engines.target.tokenizer.fingerprint
 
 
-def test_probabilities_and_forms_are_those_of_engines_in_this_process(pair: Pair, tiny: ChatLookahead) -> None:
+def test_remote_engines_support_likelihood_json_and_equal_top_logprobs(pair: ServerPair, tiny: ChatLookahead) -> None:
     with pair.llm(max_tokens=40) as llm:
-        assert figures(llm.invoke(LONG, policy="likelihood:likelihood=-9"))["accepted"] > 0
+        assert metadata(llm.invoke(QUESTION, policy="likelihood:likelihood=-9"))["accepted"] > 0
         assert llm.invoke("A two?", response_format={"type": "json_object"}).text.lstrip().startswith("{")
-        here, there = (model.backend.runtime.running for model in (tiny, llm))  # type: ignore[union-attr]
-        assert here is not None
-        assert there is not None
-        prompt = here.target.tokenizer.encode(LONG)
-        mine, theirs = (background.run(top_logprobs(engines.target, prompt)) for engines in (here, there))
-        assert len(theirs) == len(mine) == 20
-        assert theirs == pytest.approx(mine, abs=1e-3)
+        local, remote = (model.backend.runtime.running for model in (tiny, llm))  # type: ignore[union-attr]
+        assert local is not None
+        assert remote is not None
+        prompt = local.target.tokenizer.encode(QUESTION)
+        expected, found = (background.run(top_logprobs(engines.target, prompt)) for engines in (local, remote))
+        assert len(found) == len(expected) == 20
+        assert found == pytest.approx(expected, abs=1e-3)
 
 
-async def test_a_cancelled_call_stops_the_servers(pair: Pair) -> None:
+async def test_cancelled_call_ends_the_requests_of_both_servers(pair: ServerPair) -> None:
     with pair.llm(policy="exact", max_tokens=900, temperature=1.0) as llm:
-        await llm.ainvoke(LONG, max_tokens=1)
+        await llm.ainvoke(QUESTION, max_tokens=1)
         engines = llm.backend.runtime.running  # type: ignore[union-attr]
         assert engines is not None
         assert engines.draft is not None
-        task = asyncio.create_task(llm.ainvoke(LONG))
-        # The server's own figure, which it renews with every step of its engine.
+        task = asyncio.create_task(llm.ainvoke(QUESTION))
+        # The server's own metric, updated with every engine step.
         await becomes(lambda: requests_in(pair.target_port) > 0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -151,7 +151,7 @@ async def test_a_cancelled_call_stops_the_servers(pair: Pair) -> None:
 
 
 def requests_in(port: int) -> float:
-    """Requests that vLLM's server says it works on."""
+    """Running and waiting requests by the metrics of vLLM's server."""
     text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
     return sum(
         float(line.rpartition(" ")[2])
@@ -160,10 +160,10 @@ def requests_in(port: int) -> float:
     )
 
 
-def interrupted(llm: ChatLookahead, kill: Any) -> AIMessageChunk:
-    """A reply during which something is killed."""
+def stream_and_kill(llm: ChatLookahead, kill: Any) -> AIMessageChunk:
+    """Stream a reply, and call `kill` after the first chunk."""
     whole: AIMessageChunk | None = None
-    for number, chunk in enumerate(llm.stream(LONG, max_tokens=700)):
+    for number, chunk in enumerate(llm.stream(QUESTION, max_tokens=700)):
         if number == 0:
             kill()
         whole = chunk if whole is None else whole + chunk
@@ -171,32 +171,32 @@ def interrupted(llm: ChatLookahead, kill: Any) -> AIMessageChunk:
     return whole
 
 
-def test_killing_the_draft_leaves_the_targets_reply_and_it_is_used_again_when_it_comes_back(pair: Pair) -> None:
+def test_killed_draft_server_leaves_the_targets_reply_and_is_used_again_later(pair: ServerPair) -> None:
     with pair.llm() as llm:
-        alone = llm.invoke(LONG, max_tokens=700, policy="off").response_metadata["token_ids"]
-        message = interrupted(llm, lambda: pair.kill(pair.draft_port))
-        assert message.response_metadata["token_ids"] == alone
-        assert "the draft at" in figures(message)["speculation_disabled"]
-        without = llm.invoke(LONG, max_tokens=50)
-        assert without.response_metadata["token_ids"] == alone[:50]
-        assert "cannot be reached" in figures(without)["speculation_disabled"]
-        # A model that is made while the draft is away finds it later.
+        target_ids = llm.invoke(QUESTION, max_tokens=700, policy="off").response_metadata["token_ids"]
+        message = stream_and_kill(llm, lambda: pair.kill(pair.draft_port))
+        assert message.response_metadata["token_ids"] == target_ids
+        assert "the draft at" in metadata(message)["speculation_disabled"]
+        degraded = llm.invoke(QUESTION, max_tokens=50)
+        assert degraded.response_metadata["token_ids"] == target_ids[:50]
+        assert "cannot be reached" in metadata(degraded)["speculation_disabled"]
+        # A chat model that is created while the draft server is down replies without it.
         with pair.llm(timeout=599) as late:
-            assert "cannot be reached" in figures(late.invoke(LONG, max_tokens=20))["speculation_disabled"]
+            assert "cannot be reached" in metadata(late.invoke(QUESTION, max_tokens=20))["speculation_disabled"]
         with vllm_server(pair.draft, pair.draft_port, *TINY, cores="1"):
-            again = llm.invoke(LONG, max_tokens=100)
-            assert again.response_metadata["token_ids"] == alone[:100]
-            assert figures(again)["speculation_disabled"] is None
-            assert sum(figures(again)["tokens"]["draft"].values()) > 0
+            recovered = llm.invoke(QUESTION, max_tokens=100)
+            assert recovered.response_metadata["token_ids"] == target_ids[:100]
+            assert metadata(recovered)["speculation_disabled"] is None
+            assert sum(metadata(recovered)["tokens"]["draft"].values()) > 0
 
 
-def test_killing_the_target_gives_one_clear_error(pair: Pair) -> None:
+def test_killed_target_server_raises_one_clear_error(pair: ServerPair) -> None:
     with pair.llm() as llm:
         with pytest.raises(EngineError, match=r"the target at http://127\.0\.0\.1:"):
-            interrupted(llm, lambda: pair.kill(pair.target_port))
+            stream_and_kill(llm, lambda: pair.kill(pair.target_port))
         engines = llm.backend.runtime.running  # type: ignore[union-attr]
         assert engines is not None
         assert engines.target.in_flight == 0
         assert not llm.backend.healthy()
         with pytest.raises(EngineError, match="cannot be reached"):
-            llm.invoke(LONG)
+            llm.invoke(QUESTION)

@@ -1,4 +1,4 @@
-"""The server on real engines as a process of its own."""
+"""`serve` on real engines in a subprocess."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from tests.integration.servers import free_port
 
 
 def serve(pair: tuple[Path, Path], port: int) -> subprocess.Popen[str]:
-    served = ["--port", str(port), "--served-model", "tiny", "--node-policy", "planner=exact", "--policy", "fast"]
+    options = ["--port", str(port), "--served-model", "tiny", "--node-policy", "planner=exact", "--policy", "fast"]
     environment = {**os.environ, "LOOKAHEAD_SERVER_KEY": "secret"}
     return subprocess.Popen(
-        command(pair, "serve", *served), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        command(pair, "serve", *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     )
 
 
 @pytest.mark.timeout(300)
-async def test_serving_from_the_command_line(tiny_pair: tuple[Path, Path]) -> None:
+async def test_serve_applies_node_policies_and_finishes_replies_on_sigterm(tiny_pair: tuple[Path, Path]) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     process = serve(tiny_pair, port)
@@ -44,8 +44,8 @@ async def test_serving_from_the_command_line(tiny_pair: tuple[Path, Path]) -> No
         assert len(children) >= 2
         chat = ChatOpenAI(base_url=url + "/v1", api_key="secret", model="tiny", max_tokens=30)  # type: ignore[arg-type, call-arg]
         assert chat.invoke("A two?").text
-        # A server that tells texts and not tokens, as many do, can be the target of another model.
-        far = ChatLookahead(
+        # A server that returns text without token ids, as many do, can be the target of another model.
+        remote = ChatLookahead(
             model="tiny",
             base_url=url + "/v1",
             api_key="secret",  # type: ignore[arg-type]
@@ -54,12 +54,12 @@ async def test_serving_from_the_command_line(tiny_pair: tuple[Path, Path]) -> No
             temperature=0,
             max_tokens=30,
         )
-        asked = "A two and three?"
-        assert (await far.ainvoke(asked)).text == (await chat.bind(temperature=0).ainvoke(asked)).text
-        far.close()
+        question = "A two and three?"
+        assert (await remote.ainvoke(question)).text == (await chat.bind(temperature=0).ainvoke(question)).text
+        remote.close()
         async with httpx.AsyncClient(timeout=60, headers={"Authorization": "Bearer secret"}) as client:
             assert (await httpx.AsyncClient().get(url + "/v1/models")).status_code == 401
-            await becomes_healthy(client, url)
+            await assert_healthy(client, url)
             body = {"messages": [{"role": "user", "content": "A two?"}], "max_tokens": 20}
             planned = await client.post(
                 url + "/v1/chat/completions", json=body, headers={"X-Lookahead-Node": "planner"}
@@ -73,7 +73,7 @@ async def test_serving_from_the_command_line(tiny_pair: tuple[Path, Path]) -> No
                         process.send_signal(signal.SIGTERM)
                     lines.append(line)
         events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-        assert events[-1]["choices"][0]["finish_reason"] in ("stop", "length"), "what runs is finished"
+        assert events[-1]["choices"][0]["finish_reason"] in ("stop", "length"), "a running reply is finished"
         assert await asyncio.to_thread(process.wait, 60) == 128 + signal.SIGTERM
         _, alive = psutil.wait_procs(children, timeout=20)
         assert not alive
@@ -83,7 +83,7 @@ async def test_serving_from_the_command_line(tiny_pair: tuple[Path, Path]) -> No
 
 
 @pytest.mark.timeout(300)
-def test_a_server_that_is_killed_while_it_writes_is_one_clear_error_and_leaves_no_engine(
+def test_server_killed_during_a_reply_raises_one_clear_error_and_leaves_no_engine(
     tiny_pair: tuple[Path, Path],
 ) -> None:
     port = free_port()
@@ -101,8 +101,8 @@ def test_a_server_that_is_killed_while_it_writes_is_one_clear_error_and_leaves_n
             temperature=1.0,
             max_tokens=900,
             max_retries=0,
-        ) as far:
-            reply = far.stream("A two and three?")
+        ) as remote:
+            reply = remote.stream("A two and three?")
             next(reply)
             children = descendants(process.pid)
             assert len(children) >= 2
@@ -110,7 +110,7 @@ def test_a_server_that_is_killed_while_it_writes_is_one_clear_error_and_leaves_n
             with pytest.raises(EngineError, match=r"the target at http://127\.0\.0\.1:"):
                 list(reply)
             with pytest.raises(EngineError, match="cannot be reached"):
-                far.invoke("A two?")
+                remote.invoke("A two?")
         _, alive = psutil.wait_procs(children, timeout=20)
         assert not alive
     finally:
@@ -118,5 +118,5 @@ def test_a_server_that_is_killed_while_it_writes_is_one_clear_error_and_leaves_n
         process.communicate()
 
 
-async def becomes_healthy(client: httpx.AsyncClient, url: str) -> None:
+async def assert_healthy(client: httpx.AsyncClient, url: str) -> None:
     assert (await client.get(url + "/health")).json() == {"status": "ok", "running": 0, "waiting": 0}

@@ -1,4 +1,4 @@
-"""SmolLM2-135M, of another family than the target: as draft of its steps, and as judge."""
+"""SmolLM2-135M, of another model family than the target, as draft and as judge."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def mixed() -> Iterator[ChatLookahead]:
 
 
 @pytest.mark.timeout(1200)
-def test_a_draft_with_another_tokenizer(mixed: ChatLookahead) -> None:
-    # Accepting everything shows that the draft's words arrive whole, in the target's tokens.
-    # In rounds the target waits for its draft, so that some of its steps stand on any machine.
+def test_steps_of_a_draft_with_another_tokenizer_are_retokenized(mixed: ChatLookahead) -> None:
+    # Accepting everything shows that the draft's text arrives whole, in the target's tokens.
+    # The synchronous target waits for its draft, so some draft steps are accepted on any machine.
     message = mixed.invoke(PROBLEMS[0], policy="random:probability=1:synchronous=true", max_tokens=200)
-    figures = message.response_metadata["lookahead"]
-    assert figures["speculation_disabled"] is None
-    assert figures["accepted"] > 0
+    metadata = message.response_metadata["lookahead"]
+    assert metadata["speculation_disabled"] is None
+    assert metadata["accepted"] > 0
     assert "\ufffd" not in message.text
     engines = mixed.backend.runtime.running  # type: ignore[union-attr]
     assert engines is not None
@@ -45,7 +45,7 @@ def test_a_draft_with_another_tokenizer(mixed: ChatLookahead) -> None:
 
 
 @pytest.mark.timeout(1200)
-def test_exact_stays_the_targets_reply(mixed: ChatLookahead) -> None:
+def test_exact_differs_from_off_at_most_by_a_near_tie(mixed: ChatLookahead) -> None:
     ids = [mixed.invoke(PROBLEMS[1], policy=policy).response_metadata["token_ids"] for policy in ("off", "exact")]
     if first_difference(ids[0], ids[1]) is not None:
         assert gap_in_nats(mixed, PROBLEMS[1], ids[0], ids[1]) < NEAR_TIE
@@ -53,7 +53,7 @@ def test_exact_stays_the_targets_reply(mixed: ChatLookahead) -> None:
 
 @dataclass
 class JudgeServer:
-    """The model behind vLLM's own server."""
+    """SmolLM2-135M behind vLLM's own server."""
 
     process: subprocess.Popen[bytes]
     url: str
@@ -67,14 +67,14 @@ def server() -> Iterator[JudgeServer]:
         yield JudgeServer(process, f"http://127.0.0.1:{port}/v1")
 
 
-def judged(llm: ChatLookahead) -> dict[str, object]:
+def judged_metadata(llm: ChatLookahead) -> dict[str, object]:
     policy = {"verifier": "judge", "same_numbers": False, "p_aligned": 0.0}
-    figures: dict[str, object] = llm.invoke(PROBLEMS[0], policy=policy).response_metadata["lookahead"]
-    return figures
+    metadata: dict[str, object] = llm.invoke(PROBLEMS[0], policy=policy).response_metadata["lookahead"]
+    return metadata
 
 
 @pytest.mark.timeout(1200)
-def test_a_third_model_as_judge(real: ChatLookahead) -> None:
+def test_third_model_judges_draft_steps(real: ChatLookahead) -> None:
     with ChatLookahead(
         judge_model=SMOLLM2_135M.hub_id,
         judge_engine_args=JUDGE_ENGINE,
@@ -84,25 +84,25 @@ def test_a_third_model_as_judge(real: ChatLookahead) -> None:
         temperature=0,
         max_tokens=60,
     ) as llm:
-        figures = judged(llm)
-        assert figures["speculation_disabled"] is None
-        assert figures["judge_calls"] > 0  # type: ignore[operator]
+        metadata = judged_metadata(llm)
+        assert metadata["speculation_disabled"] is None
+        assert metadata["judge_calls"] > 0  # type: ignore[operator]
         assert len(llm.backend.runtime.launcher.held) == 3  # type: ignore[union-attr]
 
 
 @pytest.mark.timeout(1200)
-def test_a_judge_behind_a_server(mixed: ChatLookahead, server: JudgeServer) -> None:
+def test_judge_behind_a_server_judges_draft_steps(mixed: ChatLookahead, server: JudgeServer) -> None:
     with ChatLookahead(
         model=MIXED, judge_model="smol", judge_url=server.url, policy="judge", depth=4, temperature=0, max_tokens=80
     ) as llm:
-        figures = judged(llm)
-        assert figures["speculation_disabled"] is None
-        assert figures["judge_calls"] > 0  # type: ignore[operator]
+        metadata = judged_metadata(llm)
+        assert metadata["speculation_disabled"] is None
+        assert metadata["judge_calls"] > 0  # type: ignore[operator]
 
 
 @pytest.mark.timeout(1200)
-def test_killing_the_judge_leaves_the_targets_reply(mixed: ChatLookahead, server: JudgeServer) -> None:
-    # A judge that accepts nothing, so that the whole reply is the target's.
+def test_killed_judge_server_leaves_the_targets_reply(mixed: ChatLookahead, server: JudgeServer) -> None:
+    # The judge accepts no step, so the whole reply is the target's.
     policy = {"verifier": "judge", "same_numbers": False, "p_aligned": 1.0}
     with ChatLookahead(
         model=MIXED,
@@ -116,20 +116,20 @@ def test_killing_the_judge_leaves_the_targets_reply(mixed: ChatLookahead, server
     ) as llm:
         llm.start()
         kill(server.process)
-        whole = llm.invoke(PROBLEMS[0], policy=policy)
-        figures = whole.response_metadata["lookahead"]
-        assert "the judge at" in figures["speculation_disabled"]
-        assert figures["accepted"] == 0
-        ids = whole.response_metadata["token_ids"]
-        alone = llm.invoke(PROBLEMS[0], policy="off").response_metadata["token_ids"]
-        if first_difference(alone, ids) is not None:
-            assert gap_in_nats(llm, PROBLEMS[0], alone, ids) < NEAR_TIE
+        reply = llm.invoke(PROBLEMS[0], policy=policy)
+        metadata = reply.response_metadata["lookahead"]
+        assert "the judge at" in metadata["speculation_disabled"]
+        assert metadata["accepted"] == 0
+        ids = reply.response_metadata["token_ids"]
+        target_ids = llm.invoke(PROBLEMS[0], policy="off").response_metadata["token_ids"]
+        if first_difference(target_ids, ids) is not None:
+            assert gap_in_nats(llm, PROBLEMS[0], target_ids, ids) < NEAR_TIE
 
 
 @pytest.mark.timeout(1200)
-def test_a_judge_that_is_away_leaves_the_target_alone(mixed: ChatLookahead) -> None:
+def test_unreachable_judge_disables_speculation(mixed: ChatLookahead) -> None:
     url = f"http://127.0.0.1:{free_port()}/v1"
     with ChatLookahead(
         model=MIXED, judge_model="smol", judge_url=url, policy="judge", depth=4, temperature=0, max_tokens=80
     ) as llm:
-        assert "cannot be reached" in str(judged(llm)["speculation_disabled"])
+        assert "cannot be reached" in str(judged_metadata(llm)["speculation_disabled"])

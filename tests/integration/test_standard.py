@@ -13,8 +13,8 @@ from lookahead_agent import ChatLookahead
 
 class TestRealPair(ChatModelIntegrationTests):
     @pytest.fixture(autouse=True)
-    def _engines(self, by_itself: ChatLookahead) -> None:
-        """Models of one configuration share their engines, which this one keeps running."""
+    def _engines(self, default_llm: ChatLookahead) -> None:
+        """Keep the engines running that all models of this configuration share."""
 
     @property
     def chat_model_class(self) -> type[BaseChatModel]:
@@ -28,8 +28,8 @@ class TestRealPair(ChatModelIntegrationTests):
     def model(self, request: pytest.FixtureRequest) -> BaseChatModel:
         """At a low temperature a 1.5B model may repeat a sentence up to `max_tokens` in a JSON string: 5 of 48 jokes at
         0.7, none of 48 at 1. Rounding differs between machines, so a seed alone does not prevent it."""
-        whole = {"temperature": 1, "seed": 1} if "structured_output" in request.node.name else {}
-        return ChatLookahead.model_validate(self.chat_model_params | whole)
+        sampling = {"temperature": 1, "seed": 1} if "structured_output" in request.node.name else {}
+        return ChatLookahead.model_validate(self.chat_model_params | sampling)
 
     @property
     def structured_output_kwargs(self) -> dict[str, Any]:

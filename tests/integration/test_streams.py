@@ -1,4 +1,4 @@
-"""The server on real engines: many clients at once, some of whom leave."""
+"""The server on real engines: many concurrent clients, some of which disconnect."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.waiting import becomes
 STREAMS = 64
 
 
-async def listen(client: httpx.AsyncClient, url: str, question: str, leave_after: int | None) -> int:
-    """Read a streamed reply, or the beginning of it; returns how many events came."""
+async def read_stream(client: httpx.AsyncClient, url: str, question: str, leave_after: int | None) -> int:
+    """Read a streamed reply, or its first `leave_after` events; return the number of events."""
     body = {"messages": [{"role": "user", "content": question}], "stream": True, "max_tokens": 60}
     seen = 0
     async with client.stream("POST", url + "/v1/chat/completions", json=body) as response:
@@ -34,11 +34,11 @@ async def listen(client: httpx.AsyncClient, url: str, question: str, leave_after
 
 
 async def load(url: str, seed: int) -> list[int]:
-    """Sixty-four clients at once, of whom a third leave midway."""
+    """Run concurrent clients, a third of which disconnect midway."""
     async with httpx.AsyncClient(timeout=300, limits=httpx.Limits(max_connections=None)) as client:
-        asked = enumerate(questions(STREAMS, seed))
+        numbered = enumerate(questions(STREAMS, seed))
         return await asyncio.gather(
-            *(listen(client, url, question, 2 if number % 3 == 0 else None) for number, question in asked)
+            *(read_stream(client, url, question, 2 if number % 3 == 0 else None) for number, question in numbered)
         )
 
 
@@ -49,15 +49,15 @@ def memory() -> tuple[float, float]:
 
 
 def unfinished(engine: Any) -> int:
-    """Requests that vLLM itself still has."""
+    """Requests that vLLM itself has not finished."""
     assert isinstance(engine, VLLMEngine)
     count: int = engine._llm.output_processor.get_num_unfinished_requests()
     return count
 
 
 @pytest.mark.timeout(900)
-async def test_sixty_four_streams_of_which_a_third_leave(tiny: ChatLookahead) -> None:
-    figures: list[tuple[float, float]] = []
+async def test_disconnected_streams_leave_no_request_and_memory_is_bounded(tiny: ChatLookahead) -> None:
+    rounds: list[tuple[float, float]] = []
     with serving(tiny, concurrent=24, queue=STREAMS) as (url, writer):
         engines = tiny.backend.runtime.running  # type: ignore[union-attr]
         assert engines is not None
@@ -68,11 +68,11 @@ async def test_sixty_four_streams_of_which_a_third_leave(tiny: ChatLookahead) ->
             await becomes(lambda: writer.admission.running == writer.admission.waiting == 0)
             await becomes(lambda: all(engine is not None and engine.in_flight == 0 for engine in pair))
             await becomes(lambda: all(unfinished(engine) == 0 for engine in pair))
-            figures.append(memory())
+            rounds.append(memory())
         async with httpx.AsyncClient() as client:
             text = (await client.get(url + "/metrics")).text
-    print("MiB of server and engines after each round:", *(f"{own:.0f}+{engines:.0f}" for own, engines in figures))
-    assert figures[-1][0] < figures[1][0] * 1.02
-    # vLLM's workers keep something for every size of a batch that they meet, less and less of it.
-    assert figures[-1][1] < figures[1][1] * 1.1
+    print("MiB of server and engines after each round:", *(f"{own:.0f}+{engines:.0f}" for own, engines in rounds))
+    assert rounds[-1][0] < rounds[1][0] * 1.02
+    # vLLM's workers allocate memory for each new batch size, and meet fewer and fewer new sizes.
+    assert rounds[-1][1] < rounds[1][1] * 1.1
     assert "lookahead_running 0.0" in text

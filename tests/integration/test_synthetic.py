@@ -1,4 +1,4 @@
-"""Acceptance that is drawn, on real vLLM with a tiny pair."""
+"""Synthetic acceptance on real vLLM with a tiny pair."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lookahead_agent.policy import as_policy
 from lookahead_agent.progress import LogProgress
 from tests.integration.conftest import TINY_ENGINE
 
-WHAT = SyntheticSettings(
+SETTINGS = SyntheticSettings(
     modes=("lr",),
     alphas=(0.6,),
     depths=(3,),
@@ -37,7 +37,7 @@ async def _engines_of(llm: ChatLookahead) -> dict[str, Engine | None]:
         return {"target": engines.target, "draft": engines.draft}
 
 
-def test_the_steps_that_are_drawn_are_accepted(
+def test_drawn_steps_are_accepted_unless_the_draft_is_late(
     tiny: ChatLookahead, tiny_pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair = Pair(
@@ -49,28 +49,28 @@ def test_the_steps_that_are_drawn_are_accepted(
         draft_precision=None,
         progress=LogProgress(),
     )
-    # Engines that are there already: `plan` is tested with those that a pair starts.
+    # Reuses running engines; the tests of `estimate` cover engines that a pair starts.
     engines = background.run(_engines_of(tiny))
     monkeypatch.setattr(pair, "engine", lambda role, cores, **_: nullcontext(engines[role]))
-    bench = SyntheticBench(pair, WHAT, tmp_path / "rows.jsonl")
+    bench = SyntheticBench(pair, SETTINGS, tmp_path / "rows.jsonl")
     assert bench.run(LogProgress())
     assert len(bench.rows()) == bench.total == 4
     for row in bench.rows():
-        assert row.tokens["target"]["committed"] + row.tokens["draft"]["committed"] == WHAT.tokens * row.replies
-    looked = [row for row in bench.rows() if row.mode == "lr"]
-    # Which steps are accepted is known before: those that are drawn, but where the draft was late.
-    for row in looked:
+        assert row.tokens["target"]["committed"] + row.tokens["draft"]["committed"] == SETTINGS.tokens * row.replies
+    speculated = [row for row in bench.rows() if row.mode == "lr"]
+    # The accepted steps are known in advance: the drawn ones, except where the draft was late.
+    for row in speculated:
         drawn = [_accepted(f"{row.repeat}.{number}", row.alpha) for number in range(row.replies)]
         assert sum(map(sum, drawn)) - row.late <= row.accepted <= sum(map(sum, drawn))
-        assert row.judged + row.late == row.steps == row.replies * (WHAT.steps - 1)
-    assert all(one.speed > 0 for one in results(bench.rows(), WHAT, None))
-    again = SyntheticSettings(**{**vars(WHAT), "modes": ("sd",)})
+        assert row.judged + row.late == row.steps == row.replies * (SETTINGS.steps - 1)
+    assert all(result.speed > 0 for result in results(bench.rows(), SETTINGS, None))
+    token_settings = SyntheticSettings(**{**vars(SETTINGS), "modes": ("sd",)})
     with pytest.raises(ConfigurationError, match="vLLM's CPU build does not draw"):
-        SyntheticBench(pair, again, tmp_path / "others.jsonl")
+        SyntheticBench(pair, token_settings, tmp_path / "others.jsonl")
 
 
 def _accepted(question: str, alpha: float) -> list[bool]:
-    chance = ChanceByPosition(alpha, WHAT.seed)
+    chance = ChanceByPosition(alpha, SETTINGS.seed)
     step = Step((1,), "x", StepEnd.DELIMITER)
-    pairs = [StepPair(question, "", step, step, position) for position in range(WHAT.steps - 1)]
+    pairs = [StepPair(question, "", step, step, position) for position in range(SETTINGS.steps - 1)]
     return [asyncio.run(chance.verify(pair)).accepted for pair in pairs]

@@ -1,4 +1,4 @@
-"""Every turn of every template reads only what no earlier request had: token counts from the engine."""
+"""Every turn of every template prefills only tokens that no earlier request had, by the engine's token counts."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.integration.conftest import TINY_ENGINE
 
 BLOCK = 32
 ARGUMENTS = TINY_ENGINE | {"max_model_len": 2048, "kv_cache_memory_bytes": 1 << 28}
-# Another operation than engines have otherwise: which one it is changes nothing of what is read.
+# An operation other than the default one; it does not affect which tokens are read.
 ARGUMENTS |= {"ir_op_priority": {"rms_norm": ["native"]}}
 
 
-class Recording:
-    """An engine, and of each request that it ended: the prompt, what the cache had of it, the reply, and how many ended
-    before it began."""
+class RecordingEngine:
+    """Records each finished request of an engine: the prompt, its cached tokens, the reply, and the number of requests
+    that finished before it began."""
 
     def __init__(self, engine: VLLMEngine) -> None:
         self._engine = engine
@@ -51,9 +51,9 @@ class Recording:
 
 @pytest.fixture(scope="module")
 def engine(tiny_pair: tuple[Path, Path]) -> Iterator[VLLMEngine]:
-    started = VLLMEngine(VLLMConfig(tiny_pair[0], "0", as_arguments(ARGUMENTS)))
-    yield started
-    started.close()
+    engine = VLLMEngine(VLLMConfig(tiny_pair[0], "0", as_arguments(ARGUMENTS)))
+    yield engine
+    engine.close()
 
 
 @tool
@@ -64,14 +64,14 @@ def count(word: str) -> str:
 
 def build(name: str, llm: ChatLookahead) -> Any:
     tools: list[BaseTool] = [count]
-    made = getattr(template("graphs", name), f"build_{name}")
+    builder = getattr(template("graphs", name), f"build_{name}")
     if name in ("reflection", "self_consistency"):
-        return made(llm, checkpointer=InMemorySaver())
-    return made(llm, {"counter": tools} if name == "supervisor" else tools, InMemorySaver())
+        return builder(llm, checkpointer=InMemorySaver())
+    return builder(llm, {"counter": tools} if name == "supervisor" else tools, InMemorySaver())
 
 
-def test_an_engine_has_other_operations_if_it_is_told(engine: VLLMEngine) -> None:
-    """That it has ours otherwise is in test_vllm_engine.py."""
+def test_ir_op_priority_overrides_the_default_operation(engine: VLLMEngine) -> None:
+    """`test_vllm_engine.py` tests the default."""
     assert engine._llm.vllm_config.kernel_config.ir_op_priority.rms_norm[0] == "native"
 
 
@@ -83,8 +83,8 @@ def common(first: Sequence[int], second: Sequence[int]) -> int:
 @pytest.mark.parametrize(
     "name", ["react", "plan_execute", "rewoo", "llm_compiler", "supervisor", "reflection", "self_consistency"]
 )
-def test_a_turn_reads_only_what_is_new(name: str, engine: VLLMEngine) -> None:
-    recording = Recording(engine)
+def test_turns_of_every_template_prefill_only_new_tokens(name: str, engine: VLLMEngine) -> None:
+    recording = RecordingEngine(engine)
     llm = ChatLookahead(
         engines=EngineSet(cast(Engine, recording)),
         policies=template("graphs", name).POLICIES,
@@ -96,7 +96,7 @@ def test_a_turn_reads_only_what_is_new(name: str, engine: VLLMEngine) -> None:
         graph.invoke({"messages": [HumanMessage(question)]}, {"configurable": {"thread_id": "1"}})
     assert len(recording.requests) >= 4
     for at, (prompt, cached, _, ended) in enumerate(recording.requests):
-        # Nothing has read the last token of a reply.
+        # The engine has not read the last token of a reply.
         known = max((common(prompt, [*p, *reply[:-1]]) for p, _, reply, _ in recording.requests[:ended]), default=0)
         assert cached > min(known, len(prompt) - 1) - BLOCK, f"request {at} of {name}"
     assert sum(cached for _, cached, _, _ in recording.requests) > 0

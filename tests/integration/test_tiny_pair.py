@@ -19,31 +19,31 @@ def tokens(message: object) -> list[int]:
     return message.response_metadata["token_ids"]  # type: ignore[attr-defined, no-any-return]
 
 
-def test_the_pair_is_worth_testing_on(tiny: ChatLookahead) -> None:
-    """Steps are written, and some of the draft's are accepted and some are not."""
-    figures = [tiny.invoke(question).response_metadata["lookahead"] for question in questions(12, seed=1)]
-    assert sum(entry["steps"] for entry in figures) > 24
-    assert 0 < sum(entry["accepted"] for entry in figures) < sum(entry["steps"] for entry in figures)
+def test_some_draft_steps_are_accepted_and_some_rejected(tiny: ChatLookahead) -> None:
+    """Else tests on this pair would not cover both verdicts."""
+    metadata = [tiny.invoke(question).response_metadata["lookahead"] for question in questions(12, seed=1)]
+    assert sum(entry["steps"] for entry in metadata) > 24
+    assert 0 < sum(entry["accepted"] for entry in metadata) < sum(entry["steps"] for entry in metadata)
 
 
 async def test_exact_is_lossless_when_sampling_with_a_seed(tiny: ChatLookahead) -> None:
     async def replies(policy: str) -> list[list[int]]:
-        asked = enumerate(questions(12, seed=9))
-        calls = (tiny.ainvoke(question, policy=policy, temperature=0.8, seed=seed) for seed, question in asked)
+        seeded = enumerate(questions(12, seed=9))
+        calls = (tiny.ainvoke(question, policy=policy, temperature=0.8, seed=seed) for seed, question in seeded)
         return [tokens(message) for message in await asyncio.gather(*calls)]
 
-    alone = await replies("off")
-    assert await replies("off") == alone
-    assert await replies("exact") == alone
+    target_tokens = await replies("off")
+    assert await replies("off") == target_tokens
+    assert await replies("exact") == target_tokens
 
 
-async def test_sampling_without_a_seed_differs(tiny: ChatLookahead) -> None:
+async def test_replies_sampled_without_a_seed_differ(tiny: ChatLookahead) -> None:
     replies = [tokens(await tiny.ainvoke("A two?", temperature=1.5)) for _ in range(4)]
     assert len({tuple(ids) for ids in replies}) > 1
 
 
 @pytest.mark.parametrize("policy", ["off", "exact"])
-def test_stop_and_budget(tiny: ChatLookahead, policy: str) -> None:
+def test_stop_strings_and_max_tokens_truncate_the_reply(tiny: ChatLookahead, policy: str) -> None:
     whole = tiny.invoke("A two three?", policy=policy)
     word = whole.text.split()[5]
     stopped = tiny.invoke("A two three?", policy=policy, stop=[word])
@@ -53,7 +53,7 @@ def test_stop_and_budget(tiny: ChatLookahead, policy: str) -> None:
     assert short.response_metadata["finish_reason"] == "length"
 
 
-def test_the_stream_is_the_reply(tiny: ChatLookahead) -> None:
+def test_streamed_chunks_join_to_the_reply(tiny: ChatLookahead) -> None:
     for question in questions(3, seed=4):
         assert "".join(chunk.text for chunk in tiny.stream(question)) == tiny.invoke(question).text
 
@@ -61,19 +61,19 @@ def test_the_stream_is_the_reply(tiny: ChatLookahead) -> None:
 async def test_cancelled_calls_leave_no_request_in_the_engines(tiny: ChatLookahead) -> None:
     assert tiny.backend.runtime is not None
     async with tiny.backend.runtime.engines(as_policy("exact")) as engines:
-        for moment in (0.0, 0.01, 0.05, 0.1, 0.2):
+        for delay in (0.0, 0.01, 0.05, 0.1, 0.2):
             tasks = [asyncio.create_task(tiny.ainvoke(question)) for question in questions(4, seed=5)]
-            await asyncio.sleep(moment)
+            await asyncio.sleep(delay)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         assert engines.draft is not None
         for engine in (engines.target, engines.draft):
             await becomes(lambda engine=engine: engine.in_flight == 0)  # type: ignore[misc]
-    assert tiny.invoke("A two?").text == tiny.invoke("A two?", policy="off").text, "and they still work"
+    assert tiny.invoke("A two?").text == tiny.invoke("A two?", policy="off").text, "the engines still work"
 
 
-def test_two_models_of_one_configuration_share_their_engines(tiny: ChatLookahead) -> None:
+def test_models_of_the_same_configuration_share_their_engines(tiny: ChatLookahead) -> None:
     twin = tiny.model_copy(update={"max_tokens": 5})
     other = ChatLookahead(**{name: getattr(tiny, name) for name in ("model", "draft_model", "engine_args")},
                           draft_engine_args=tiny.draft_engine_args, policy="exact", depth=4,
@@ -87,7 +87,7 @@ def test_two_models_of_one_configuration_share_their_engines(tiny: ChatLookahead
     assert tiny.invoke("A two?").text, "closing one leaves the other's engines running"
 
 
-def test_target_and_draft_run_on_cores_of_their_own(tiny: ChatLookahead) -> None:
+def test_target_and_draft_run_on_separate_cores(tiny: ChatLookahead) -> None:
     cores: list[set[int]] = []
     assert tiny.backend.runtime is not None
     engines = tiny.backend.runtime.running

@@ -1,4 +1,4 @@
-"""Token-level speculation inside steps, on real vLLM: lossless by itself, and together with lookahead."""
+"""Token speculation inside steps, on real vLLM: lossless alone, and together with lookahead."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from lookahead_agent.policy import as_policy
 from tests.integration.conftest import TINY_ENGINE
 from tests.integration.tiny_models import questions
 
-ASKED = questions(8, seed=21)
+QUESTIONS = questions(8, seed=21)
 
 
 @pytest.mark.parametrize("method", ["ngram", "draft_model", "shared_draft"])
-def test_replies_stay_the_targets(tiny: ChatLookahead, tiny_pair: tuple[Path, Path], method: str) -> None:
-    alone = [message.response_metadata["token_ids"] for message in tiny.batch(ASKED, policy="off")]
+def test_token_speculation_is_lossless(tiny: ChatLookahead, tiny_pair: tuple[Path, Path], method: str) -> None:
+    target_ids = [message.response_metadata["token_ids"] for message in tiny.batch(QUESTIONS, policy="off")]
     with ChatLookahead(
         model=str(tiny_pair[0]),
         draft_model=str(tiny_pair[1]),
@@ -34,10 +34,10 @@ def test_replies_stay_the_targets(tiny: ChatLookahead, tiny_pair: tuple[Path, Pa
         draft_engine_args=TINY_ENGINE,
         return_token_ids=True,
     ) as llm:
-        # In rounds the target waits for its draft, so that some of its steps stand on any machine.
+        # The synchronous target waits for its draft, so some draft steps are accepted on any machine.
         for policy in ("off", "exact", "exact:synchronous=true"):
-            replies = [message.response_metadata for message in llm.batch(ASKED, policy=policy)]
-            assert [reply["token_ids"] for reply in replies] == alone, policy
+            replies = [message.response_metadata for message in llm.batch(QUESTIONS, policy=policy)]
+            assert [reply["token_ids"] for reply in replies] == target_ids, policy
         assert sum(reply["lookahead"]["accepted"] for reply in replies) > 0
         assert llm.backend.runtime is not None
         (target,) = (held for held in llm.backend.runtime.launcher.held if held.model == tiny_pair[0])
@@ -45,18 +45,18 @@ def test_replies_stay_the_targets(tiny: ChatLookahead, tiny_pair: tuple[Path, Pa
             method, method
         )
         if method == "shared_draft":
-            guessed = [message.response_metadata for message in llm.batch(ASKED, policy="off")]
-            assert [reply["token_ids"] for reply in guessed] == alone
-            assert sum(reply["lookahead"]["tokens"]["draft"]["speculative"] for reply in guessed) > 0
+            speculative = [message.response_metadata for message in llm.batch(QUESTIONS, policy="off")]
+            assert [reply["token_ids"] for reply in speculative] == target_ids
+            assert sum(reply["lookahead"]["tokens"]["draft"]["speculative"] for reply in speculative) > 0
 
 
-def test_a_draft_that_pauses_under_load(tiny: ChatLookahead, tiny_pair: tuple[Path, Path]) -> None:
-    """It guesses for one reply, nothing for four at once, and nothing on top of what it has not read then."""
+def test_draft_pauses_under_load_and_skips_unread_prompts(tiny: ChatLookahead, tiny_pair: tuple[Path, Path]) -> None:
+    """The draft proposes tokens for one reply, none for four concurrent ones, and none after unread tokens."""
     *long, unread = [
         question * 12 for question in questions(8, seed=22)
-    ]  # whole blocks of a prompt are kept for later requests
-    asked = [*ASKED, *long, unread]
-    alone = [message.response_metadata["token_ids"] for message in tiny.batch(asked, policy="off")]
+    ]  # the prefix cache keeps whole blocks of a prompt
+    prompts = [*QUESTIONS, *long, unread]
+    target_ids = [message.response_metadata["token_ids"] for message in tiny.batch(prompts, policy="off")]
     with ChatLookahead(
         model=str(tiny_pair[0]),
         draft_model=str(tiny_pair[1]),
@@ -80,41 +80,41 @@ def test_a_draft_that_pauses_under_load(tiny: ChatLookahead, tiny_pair: tuple[Pa
                     async for delta in generated:
                         yield delta
 
-        async def passes(question: str, *, drafted: bool = True) -> float:
-            """Of a reply that is written alone, for each of its tokens; a slow reader is told of a few at once."""
-            told = [delta.token_ids async for delta in deltas(question, 96, drafted=drafted)]
-            written = [token for ids in told for token in ids]
-            assert written == alone[asked.index(question)]
-            return len(told) / len(written)
+        async def events_per_token(question: str, *, drafted: bool = True) -> float:
+            """One event per token for a single reply; a slow reader gets several tokens per event."""
+            events = [delta.token_ids async for delta in deltas(question, 96, drafted=drafted)]
+            written = [token for ids in events for token in ids]
+            assert written == target_ids[prompts.index(question)]
+            return len(events) / len(written)
 
-        async def beside_others(questions: list[str]) -> None:
-            """Reads prompts while so many replies are written that the draft pauses."""
+        async def prefill_under_load(questions: list[str]) -> None:
+            """Prefill prompts while enough replies run that the draft pauses."""
             async with AsyncExitStack() as stack:
-                others = [await stack.enter_async_context(aclosing(deltas(other, 900))) for other in ASKED]
-                await asyncio.gather(*(anext(other) for other in others))
+                running = [await stack.enter_async_context(aclosing(deltas(other, 900))) for other in QUESTIONS]
+                await asyncio.gather(*(anext(other) for other in running))
                 for question in questions:
                     async for _ in deltas(question, 1):
                         pass
-                await asyncio.gather(*(anext(other) for other in others))  # they were there all the time
+                await asyncio.gather(*(anext(other) for other in running))  # all replies still run
 
-        assert background.run(passes(long[0])) < 0.6, "guessed"
-        together = [message.response_metadata["token_ids"] for message in llm.batch(asked[:8])]
-        assert together == alone[:8]
-        background.run(beside_others(long[1:-1]))
+        assert background.run(events_per_token(long[0])) < 0.6, "draft tokens were accepted"
+        batched = [message.response_metadata["token_ids"] for message in llm.batch(prompts[:8])]
+        assert batched == target_ids[:8]
+        background.run(prefill_under_load(long[1:-1]))
         for question in long[1:-1]:
-            assert background.run(passes(question)) > 0.8, "the draft has not read the prompt, which is not read again"
-        assert background.run(passes(long[-1])) < 0.6, "it has read this one"
+            assert background.run(events_per_token(question)) > 0.8, "the draft has not read the cached prompt"
+        assert background.run(events_per_token(long[-1])) < 0.6, "the draft has read this prompt"
 
-        assert background.run(passes(unread, drafted=False)) > 0.8, "the target is asked to write alone"
-        assert background.run(passes(unread)) > 0.8, "and the draft has not read that prompt"
+        assert background.run(events_per_token(unread, drafted=False)) > 0.8, "`drafted=False` excludes the draft"
+        assert background.run(events_per_token(unread)) > 0.8, "the draft has not read that prompt"
 
         sampled = [{"temperature": 0.7, "seed": number} for number in range(6)]
-        told = [llm.invoke(ASKED[0], **each).response_metadata for each in sampled]
+        metadata = [llm.invoke(QUESTIONS[0], **each).response_metadata for each in sampled]
 
-        async def beside_each_other() -> list[AIMessage]:
-            return await asyncio.gather(*(llm.ainvoke(ASKED[0], **each) for each in sampled))
+        async def concurrently() -> list[AIMessage]:
+            return await asyncio.gather(*(llm.ainvoke(QUESTIONS[0], **each) for each in sampled))
 
-        ids = [message.response_metadata["token_ids"] for message in asyncio.run(beside_each_other())]
-        assert ids == [one["token_ids"] for one in told], "a seed fixes a reply whatever runs beside it"
-        other = llm.invoke(ASKED[0], temperature=0.7).response_metadata
-        assert other["lookahead"]["target_forward_passes"] < len(other["token_ids"]), "without a seed there are guesses"
+        ids = [message.response_metadata["token_ids"] for message in asyncio.run(concurrently())]
+        assert ids == [entry["token_ids"] for entry in metadata], "a seed determines a reply in any batch"
+        other = llm.invoke(QUESTIONS[0], temperature=0.7).response_metadata
+        assert other["lookahead"]["target_forward_passes"] < len(other["token_ids"]), "draft tokens were accepted"

@@ -1,4 +1,4 @@
-"""The vLLM engine: what it generates, and that nothing is left of it."""
+"""The vLLM engine: generation, and cleanup when it closes."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ def engine(tiny_pair: tuple[Path, Path]) -> Iterator[VLLMEngine]:
         prompt = prompt_of(engine)
         running = background.submit(collect(engine, prompt, Sampling(max_tokens=900)))
         background.run(becomes(engine._llm.output_processor.has_unfinished_requests))
-        slow_to_take_in(engine)
-        form = Sampling(max_tokens=900, structured={"json_object": True})
-        starting = background.submit(collect(engine, prompt, form))
+        delay_input_processing(engine)
+        structured = Sampling(max_tokens=900, structured={"json_object": True})
+        starting = background.submit(collect(engine, prompt, structured))
         background.run(becomes(lambda: engine.in_flight == 2))
     for requested in (running, starting):
         with pytest.raises(EngineError, match="shut down"):
-            requested.result(timeout=30)  # whoever reads it does not wait for ever
+            requested.result(timeout=30)  # the reader does not wait forever
     assert not any(process.is_running() for process in started), "closing leaves no process"
     with pytest.raises(EngineError, match="shut down"):
         generate(engine, [1, 2], Sampling(max_tokens=1))
 
 
-def slow_to_take_in(engine: VLLMEngine) -> None:
-    """Have vLLM know of a request only a while after it was made, as on a machine that is busy."""
+def delay_input_processing(engine: VLLMEngine) -> None:
+    """Delay vLLM's input processing of each request, as on a busy machine."""
     processor = engine._llm.input_processor
-    take_in = processor.process_inputs_async
+    process_inputs = processor.process_inputs_async
 
-    async def slowly(*arguments: object, **named: object) -> object:
+    async def delayed(*arguments: object, **keywords: object) -> object:
         await asyncio.sleep(1)
-        return await take_in(*arguments, **named)
+        return await process_inputs(*arguments, **keywords)
 
-    processor.process_inputs_async = slowly
+    processor.process_inputs_async = delayed
 
 
 async def collect(engine: VLLMEngine, prompt: list[int], sampling: Sampling) -> list[Delta]:
@@ -71,17 +71,17 @@ def prompt_of(engine: VLLMEngine) -> list[int]:
     return engine.tokenizer.chat_prompt([{"role": "user", "content": "A two and three?"}])
 
 
-def test_it_has_our_operations_on_a_cpu(engine: VLLMEngine) -> None:
+def test_engine_uses_our_operations_on_a_cpu(engine: VLLMEngine) -> None:
     assert engine._llm.vllm_config.kernel_config.ir_op_priority.rms_norm[0] == PROVIDER
 
 
-def test_its_worker_is_bound_to_its_core(engine: VLLMEngine) -> None:
+def test_worker_is_bound_to_its_core(engine: VLLMEngine) -> None:
     (worker,) = (process for process in engine.processes if process.name().startswith("VLLM::Worker"))
     assert worker.cpu_affinity() == [0]
     assert not os.environ.keys() & {VARIABLE, "VLLM_CPU_OMP_THREADS_BIND"}
 
 
-def test_tokens_come_one_after_another(engine: VLLMEngine) -> None:
+def test_tokens_are_streamed_and_the_last_delta_has_the_finish_reason(engine: VLLMEngine) -> None:
     deltas = generate(engine, prompt_of(engine), Sampling(max_tokens=20))
     assert len(deltas) > 5
     assert len(ids(deltas)) == 20
@@ -89,14 +89,14 @@ def test_tokens_come_one_after_another(engine: VLLMEngine) -> None:
     assert engine.in_flight == 0
 
 
-def test_greedy_is_repeatable_and_a_prefix_continues(engine: VLLMEngine) -> None:
+def test_greedy_continuation_of_a_prefix_equals_the_whole_reply(engine: VLLMEngine) -> None:
     prompt = prompt_of(engine)
     whole = ids(generate(engine, prompt, Sampling(max_tokens=30)))
     rest = ids(generate(engine, prompt + whole[:11], Sampling(max_tokens=19)))
     assert whole[11:] == rest
 
 
-def test_stop_strings(engine: VLLMEngine) -> None:
+def test_stop_string_ends_the_reply(engine: VLLMEngine) -> None:
     prompt = prompt_of(engine)
     whole = engine.tokenizer.decode(ids(generate(engine, prompt, Sampling(max_tokens=30))))
     word = whole.split()[3]
@@ -105,7 +105,7 @@ def test_stop_strings(engine: VLLMEngine) -> None:
     assert len(ids(stopped)) < 30
 
 
-def test_log_probabilities(engine: VLLMEngine) -> None:
+def test_greedy_token_has_the_highest_logprob(engine: VLLMEngine) -> None:
     (delta,) = generate(engine, prompt_of(engine), Sampling(max_tokens=1, logprobs=5))
     assert delta.logprobs is not None
     values = delta.logprobs[0]
@@ -114,14 +114,14 @@ def test_log_probabilities(engine: VLLMEngine) -> None:
     assert sum(math.exp(value) for value in values.values()) <= 1.0001
 
 
-def test_constraints(engine: VLLMEngine) -> None:
+def test_allowed_token_ids_constrain_the_reply(engine: VLLMEngine) -> None:
     allowed = tuple(engine.tokenizer.encode("yes") + engine.tokenizer.encode("no"))
     assert set(ids(generate(engine, prompt_of(engine), Sampling(max_tokens=5, allowed_token_ids=allowed)))) <= set(
         allowed
     )
 
 
-def test_seeds(engine: VLLMEngine) -> None:
+def test_seed_determines_the_sampled_reply(engine: VLLMEngine) -> None:
     prompt = prompt_of(engine)
 
     def sample(seed: int) -> list[int]:
@@ -130,7 +130,7 @@ def test_seeds(engine: VLLMEngine) -> None:
     assert sample(1) == sample(1) != sample(2)
 
 
-def test_sampling_parameters_act(engine: VLLMEngine) -> None:
+def test_temperature_top_k_and_top_p_take_effect(engine: VLLMEngine) -> None:
     prompt = prompt_of(engine)
     greedy = ids(generate(engine, prompt, Sampling(max_tokens=20)))
     hot = {"temperature": 2.0, "seed": 5}
@@ -139,12 +139,12 @@ def test_sampling_parameters_act(engine: VLLMEngine) -> None:
     assert ids(generate(engine, prompt, Sampling(max_tokens=20, top_p=1e-6, **hot))) == greedy  # type: ignore[arg-type]
 
 
-def test_a_prompt_that_fills_the_context(engine: VLLMEngine) -> None:
+def test_prompt_that_fills_the_context_raises_a_context_length_error(engine: VLLMEngine) -> None:
     with pytest.raises(ContextLengthError, match="max_model_len"):
         generate(engine, [6] * engine.context_length, Sampling(max_tokens=1))
 
 
-def test_closing_the_generator_ends_a_request(engine: VLLMEngine) -> None:
+def test_closing_the_generator_ends_the_request(engine: VLLMEngine) -> None:
     async def close() -> None:
         deltas = engine.generate(prompt_of(engine), Sampling(max_tokens=900))
         await anext(deltas)
@@ -156,21 +156,21 @@ def test_closing_the_generator_ends_a_request(engine: VLLMEngine) -> None:
     background.run(close())
 
 
-def test_requests_share_the_engine(engine: VLLMEngine) -> None:
-    async def many() -> list[list[Delta]]:
+def test_concurrent_requests_get_the_same_greedy_reply(engine: VLLMEngine) -> None:
+    async def concurrent_replies() -> list[list[Delta]]:
         prompt = prompt_of(engine)
         return await asyncio.gather(*(collect(engine, prompt, Sampling(max_tokens=15)) for _ in range(16)))
 
-    replies = background.run(many())
+    replies = background.run(concurrent_replies())
     assert all(ids(reply) == ids(replies[0]) for reply in replies)
 
 
-def test_an_unknown_engine_argument_is_refused(tiny_pair: tuple[Path, Path]) -> None:
+def test_unknown_engine_argument_raises_a_configuration_error(tiny_pair: tuple[Path, Path]) -> None:
     with pytest.raises(ConfigurationError, match="tensor_paralel_size"):
         VLLMEngine(VLLMConfig(tiny_pair[0], "0", as_arguments({"tensor_paralel_size": 1})))
 
 
-def test_a_failed_start_leaves_no_process(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_failed_start_leaves_no_process(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(tiny_pair[0], broken)
     (broken / "model.safetensors").write_bytes(b"no weights")

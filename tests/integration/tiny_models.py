@@ -1,4 +1,4 @@
-"""Tiny models with random weights, made on the fly: a target, and a draft that often agrees with it."""
+"""Tiny models with random weights, created on the fly: a target, and a draft that often agrees with it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make_pair(folder: Path, seed: int = 0) -> tuple[Path, Path]:
 
 
 def make_small_vocabulary_pair(folder: Path, seed: int = 0) -> tuple[Path, Path]:
-    """Write a pair that knows eight tokens, of which the draft has another opinion than the target."""
+    """Write a pair with a vocabulary of eight tokens whose draft often disagrees with the target."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -79,7 +79,7 @@ def _random_model(vocabulary: int) -> Any:
 
 
 def _save_pair(model: Any, tokenizer: Any, folder: Path, difference: float) -> tuple[Path, Path]:
-    """Save the target, and as its draft the same model with some noise on its weights."""
+    """Save the target, and the same model with noise on its weights as the draft."""
     import torch
 
     target, draft = folder / "target", folder / "draft"
@@ -92,7 +92,7 @@ def _save_pair(model: Any, tokenizer: Any, folder: Path, difference: float) -> t
 
 
 def _tokenizer() -> Any:
-    """A byte-level tokenizer as Qwen's, with whole tokens for the words and the delimiters."""
+    """A byte-level tokenizer like Qwen's, with whole tokens for the words and the delimiters."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -120,9 +120,9 @@ def _save(model: Any, tokenizer: Any, folder: Path) -> None:
 
 
 def questions(count: int, seed: int = 0) -> list[str]:
-    """Different questions in the tiny vocabulary."""
-    randomly = random.Random(seed)
+    """Random questions in the tiny vocabulary."""
+    rng = random.Random(seed)
     return [
-        "A" + "".join(randomly.choice(WORDS + [str(digit) for digit in range(10)]) for _ in range(8)) + "?"
+        "A" + "".join(rng.choice(WORDS + [str(digit) for digit in range(10)]) for _ in range(8)) + "?"
         for _ in range(count)
     ]
