@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 
-async def becomes(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+async def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     """Wait until a condition holds; fails if it does not within `seconds`."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - the condition has no event

@@ -125,8 +125,8 @@ class BindingModel(BaseChatModel):
             schema: A Pydantic class, a dataclass or another type, such as an enum or `list[int]` (replies are its
                 instances); a TypedDict, a JSON schema or an OpenAI function (replies are the parsed JSON). None is for
                 "json_mode" only.
-            method: "json_schema": guided decoding excludes every token that breaks the schema, which the prompt does not
-                show; "function_calling": a required tool call, whose schema the prompt shows with its descriptions;
+            method: "json_schema": guided decoding excludes every token that breaks the schema, which the prompt does
+                not show; "function_calling": a required tool call, whose schema the prompt shows with its descriptions;
                 "json_mode": any JSON object. Describe the fields in your messages where the prompt does not show them.
             include_raw: Whether to return {"raw": message, "parsed": …, "parsing_error": …} instead of raising.
             strict: Accepted for compatibility; "json_schema" and "function_calling" enforce the schema in any case.

@@ -19,7 +19,7 @@ from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.verifiers.judge import EngineJudge
 from tests.integration.conftest import TINY_ENGINE
 from tests.integration.tiny_models import make_pair
-from tests.waiting import becomes
+from tests.waiting import wait_until
 
 QUESTION = "A two and three makes five apples?"
 CORE, WORKER = "VLLM::EngineCor", "VLLM::Worker"
@@ -110,7 +110,7 @@ async def test_reply_survives_a_killed_draft_and_a_later_one_uses_the_restarted_
     degraded = llm.invoke(QUESTION, policy="exact", max_tokens=50)
     assert tokens(degraded) == target_tokens[:50]
     assert "being started again" in metadata(degraded)["speculation_disabled"]
-    await becomes(lambda: engines.draft is not None, seconds=180)
+    await wait_until(lambda: engines.draft is not None, seconds=180)
     # The synchronous target waits for its draft, so the draft writes some of so few tokens on any machine.
     recovered = llm.invoke(QUESTION, policy="exact:synchronous=true", max_tokens=50)
     assert tokens(recovered) == target_tokens[:50]
@@ -126,7 +126,7 @@ async def test_reply_survives_a_killed_judge_and_a_later_one_uses_the_restarted_
     assert len(tokens(message)) == 700
     assert "killed" in metadata(message)["speculation_disabled"]
     assert "being started again" in metadata(llm.invoke(QUESTION, max_tokens=50))["speculation_disabled"]
-    await becomes(lambda: engines.judge is not None, seconds=180)
+    await wait_until(lambda: engines.judge is not None, seconds=180)
     assert metadata(llm.invoke(QUESTION, max_tokens=50))["speculation_disabled"] is None
 
 

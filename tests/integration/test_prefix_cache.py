@@ -20,7 +20,7 @@ from lookahead_agent.server.daemon import private_dir
 from tests.integration.conftest import TINY_ENGINE
 from tests.integration.tiny_models import WORDS
 from tests.unit.serving import serving_private_api
-from tests.waiting import becomes
+from tests.waiting import wait_until
 
 BLOCK = 32
 """Tokens in a block of vLLM's cache on a CPU; the engine reads a partial block again."""
@@ -112,7 +112,7 @@ def test_warmed_prompt_is_in_the_prefix_cache(pair: list[str], fields: dict[str,
         engines = llm.backend.running
         assert engines is not None
         warmer, expected = engines.warmer, 1 if engines.draft is None else 2
-        background.run(becomes(lambda: len(warmer.known) == expected and warmer.reading is None))
+        background.run(wait_until(lambda: len(warmer.known) == expected and warmer.reading is None))
         reply = llm.invoke([prefix[0], HumanMessage(" apples")])
         usage, prompts = reply.usage_metadata, reply.response_metadata["lookahead"]["prompt_tokens"]
         assert usage is not None
@@ -142,7 +142,7 @@ def test_engines_of_the_daemon_prefill_prompts_that_clients_warm(
         assert engines is not None
         warmer, known_before = engines.warmer, len(engines.warmer.known)
         client.warm([prefix, HumanMessage("")])
-        background.run(becomes(lambda: len(warmer.known) == known_before + 1 and warmer.reading is None))
+        background.run(wait_until(lambda: len(warmer.known) == known_before + 1 and warmer.reading is None))
         usage = client.invoke([prefix, HumanMessage(" apples")]).usage_metadata
         assert usage is not None
         assert usage["input_token_details"]["cache_read"] >= usage["input_tokens"] - 2 * BLOCK > 100
@@ -158,9 +158,9 @@ def test_reply_during_warming_is_unchanged_and_the_prompt_is_cached_later(pair: 
         assert engines is not None
         warmer = engines.warmer
         llm.warm([long])
-        background.run(becomes(lambda: warmer.reading is not None))
+        background.run(wait_until(lambda: warmer.reading is not None))
         assert llm.invoke(" apples").content == expected.content
-        background.run(becomes(lambda: not warmer.waiting and warmer.reading is None))
+        background.run(wait_until(lambda: not warmer.waiting and warmer.reading is None))
         usage = llm.invoke([long]).usage_metadata
         assert usage is not None
         assert usage["input_token_details"]["cache_read"] >= usage["input_tokens"] - 2 * BLOCK

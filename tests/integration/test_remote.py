@@ -25,7 +25,7 @@ from lookahead_agent.errors import EngineError
 from tests.integration.conftest import descendants
 from tests.integration.servers import TINY, free_port, vllm_server, wait_until_healthy
 from tests.integration.tiny_models import questions
-from tests.waiting import becomes
+from tests.waiting import wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 QUESTION = "A two and three makes five apples?"
@@ -142,12 +142,12 @@ async def test_cancelled_call_ends_the_requests_of_both_servers(pair: ServerPair
         assert engines.draft is not None
         task = asyncio.create_task(llm.ainvoke(QUESTION))
         # The server's own metric, updated with every engine step.
-        await becomes(lambda: requests_in(pair.target_port) > 0)
+        await wait_until(lambda: requests_in(pair.target_port) > 0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await becomes(lambda: engines.target.in_flight == engines.draft.in_flight == 0)
-        await becomes(lambda: requests_in(pair.target_port) == requests_in(pair.draft_port) == 0)
+        await wait_until(lambda: engines.target.in_flight == engines.draft.in_flight == 0)
+        await wait_until(lambda: requests_in(pair.target_port) == requests_in(pair.draft_port) == 0)
 
 
 def requests_in(port: int) -> float:

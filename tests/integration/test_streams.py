@@ -13,7 +13,7 @@ from lookahead_agent import ChatLookahead
 from lookahead_agent.engines.vllm_engine import VLLMEngine
 from tests.integration.tiny_models import questions
 from tests.unit.serving import serving
-from tests.waiting import becomes
+from tests.waiting import wait_until
 
 STREAMS = 64
 
@@ -65,9 +65,9 @@ async def test_disconnected_streams_leave_no_request_and_memory_is_bounded(tiny:
         for seed in range(5):
             counts = await load(url, seed)
             assert sum(count == 2 for count in counts) >= STREAMS // 3
-            await becomes(lambda: writer.admission.running == writer.admission.waiting == 0)
-            await becomes(lambda: all(engine is not None and engine.in_flight == 0 for engine in pair))
-            await becomes(lambda: all(unfinished(engine) == 0 for engine in pair))
+            await wait_until(lambda: writer.admission.running == writer.admission.waiting == 0)
+            await wait_until(lambda: all(engine is not None and engine.in_flight == 0 for engine in pair))
+            await wait_until(lambda: all(unfinished(engine) == 0 for engine in pair))
             rounds.append(memory())
         async with httpx.AsyncClient() as client:
             text = (await client.get(url + "/metrics")).text

@@ -12,7 +12,7 @@ from lookahead_agent.engines import VLLMEngine
 from lookahead_agent.engines.processes import available_cores
 from lookahead_agent.policy import as_policy
 from tests.integration.tiny_models import questions
-from tests.waiting import becomes
+from tests.waiting import wait_until
 
 
 def tokens(message: object) -> list[int]:
@@ -69,7 +69,7 @@ async def test_cancelled_calls_leave_no_request_in_the_engines(tiny: ChatLookahe
             await asyncio.gather(*tasks, return_exceptions=True)
         assert engines.draft is not None
         for engine in (engines.target, engines.draft):
-            await becomes(lambda engine=engine: engine.in_flight == 0)  # type: ignore[misc]
+            await wait_until(lambda engine=engine: engine.in_flight == 0)  # type: ignore[misc]
     assert tiny.invoke("A two?").text == tiny.invoke("A two?", policy="off").text, "the engines still work"
 
 

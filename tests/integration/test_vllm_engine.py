@@ -18,7 +18,7 @@ from lookahead_agent.engines.processes import child_processes
 from lookahead_agent.engines.vllm_config import as_arguments
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, EngineStartError
 from tests.integration.conftest import TINY_ENGINE
-from tests.waiting import becomes
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +30,11 @@ def engine(tiny_pair: tuple[Path, Path]) -> Iterator[VLLMEngine]:
         yield engine
         prompt = prompt_of(engine)
         running = background.submit(collect(engine, prompt, Sampling(max_tokens=900)))
-        background.run(becomes(engine._llm.output_processor.has_unfinished_requests))
+        background.run(wait_until(engine._llm.output_processor.has_unfinished_requests))
         delay_input_processing(engine)
         structured = Sampling(max_tokens=900, structured={"json_object": True})
         starting = background.submit(collect(engine, prompt, structured))
-        background.run(becomes(lambda: engine.in_flight == 2))
+        background.run(wait_until(lambda: engine.in_flight == 2))
     for requested in (running, starting):
         with pytest.raises(EngineError, match="shut down"):
             requested.result(timeout=30)  # the reader does not wait forever

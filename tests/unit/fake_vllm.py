@@ -51,20 +51,22 @@ class FakeServer:
     Args:
         tokenizer: The tokenizer of its model.
         reply: The completion of a prompt that ends with "?".
-        tells_ids: Whether it returns token ids, as vLLM does.
-        takes_ids: Whether prompts may be token ids.
+        returns_token_ids: Whether it returns token ids, as vLLM does.
+        accepts_token_ids: Whether prompts may be token ids.
     """
 
-    def __init__(self, tokenizer: HFTokenizer, reply: str, *, tells_ids: bool = True, takes_ids: bool = True) -> None:
+    def __init__(
+        self, tokenizer: HFTokenizer, reply: str, *, returns_token_ids: bool = True, accepts_token_ids: bool = True
+    ) -> None:
         self.tokenizer = tokenizer
         self.reply = reply
-        self.tells_ids = tells_ids
-        self.takes_ids = takes_ids
+        self.returns_token_ids = returns_token_ids
+        self.accepts_token_ids = accepts_token_ids
         self.models = [{"id": "model", "max_model_len": 100}]
         self.down = False
         self.answers: list[httpx.Response] = []
         """Responses that it returns before it generates any."""
-        self.breaks_after: int | None = None
+        self.disconnects_after: int | None = None
         """Number of tokens after which one stream loses its connection."""
         self.requests: list[dict[str, Any]] = []
         self.open = 0
@@ -82,7 +84,7 @@ class FakeServer:
             return httpx.Response(200, json={"data": self.models})
         body = json.loads(request.content)
         self.requests.append(body)
-        if not self.takes_ids and not isinstance(body["prompt"], str):
+        if not self.accepts_token_ids and not isinstance(body["prompt"], str):
             return httpx.Response(400, json={"error": {"message": "prompt must be a string"}})
         prompt = body["prompt"] if isinstance(body["prompt"], str) else self.tokenizer.decode_all(body["prompt"])
         ids = [*self.tokenizer.encode(self.reply), 0][len(self.tokenizer.encode(prompt.rpartition("?")[2])) :]
@@ -90,8 +92,11 @@ class FakeServer:
         if not body.get("stream"):
             usage = {"prompt_tokens": len(self.tokenizer.encode(prompt)) * self.counts, **self._details()}
             return httpx.Response(200, json={"choices": [self._choice(ids, "length", body, prompt)], "usage": usage})
-        drops = self.breaks_after is not None and self.breaks_after < len(ids)
-        sent, self.breaks_after = (ids[: self.breaks_after] if drops else ids), None if drops else self.breaks_after
+        drops = self.disconnects_after is not None and self.disconnects_after < len(ids)
+        sent, self.disconnects_after = (
+            (ids[: self.disconnects_after] if drops else ids),
+            None if drops else self.disconnects_after,
+        )
         finish = "stop" if ids and ids[-1] == 0 else "length"
         events = [
             {"choices": [self._choice([token], finish if not drops and n == len(sent) else None, body, prompt)]}
@@ -110,12 +115,12 @@ class FakeServer:
 
     def _choice(self, ids: list[int], finish: str | None, body: dict[str, Any], prompt: str) -> dict[str, Any]:
         choice: dict[str, Any] = {"text": self.tokenizer.decode(ids), "finish_reason": finish}
-        if self.tells_ids and body.get("return_token_ids"):
+        if self.returns_token_ids and body.get("return_token_ids"):
             choice |= {"token_ids": ids, "prompt_token_ids": self.tokenizer.encode(prompt)}
         if "logprobs" in body:
-            keys = {"token_id:2": -0.1, "token_id:3": -2.0} if self.tells_ids else {"a": -0.1, "b": -2.0}
+            keys = {"token_id:2": -0.1, "token_id:3": -2.0} if self.returns_token_ids else {"a": -0.1, "b": -2.0}
             choice["logprobs"] = {"top_logprobs": [keys]}
-        if "prompt_logprobs" in body and self.tells_ids:
+        if "prompt_logprobs" in body and self.returns_token_ids:
             prompt_ids = body["prompt"]
             choice["prompt_logprobs"] = [None, *({str(token): {"logprob": -0.5}} for token in prompt_ids[1:])]
         return choice

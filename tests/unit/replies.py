@@ -32,21 +32,21 @@ def read(
     tags: ThinkingTags | None = None,
     inside: bool = False,
     after: bool = False,
-    cut: bool = False,
+    truncated: bool = False,
 ) -> ReadReply:
     """Read a reply that is split at `cuts`; the emitted deltas must add up to the final result."""
     deltas: list[TextDelta] = []
     reader = ReplyReader(tags, inside, after, parser, TOOLS, deltas.append)
     for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
         reader.push(text[begin:end])
-    reply = reader.finish(cut)
+    reply = reader.finish(truncated)
     deltas += reply.pieces
     assert "".join(delta.text for delta in deltas if delta.kind == "answer") == reply.parsed.content
     assert "".join(delta.text for delta in deltas if delta.kind == "thinking") == reply.thinking
     return reply
 
 
-def said(reply: ReadReply) -> tuple[Any, ...]:
+def reply_content(reply: ReadReply) -> tuple[Any, ...]:
     """The content of a reply, without the ids of its tool calls."""
     parsed = reply.parsed
     return (

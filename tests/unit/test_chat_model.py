@@ -21,7 +21,7 @@ from lookahead_agent.generation.generator import decoding_settings
 from lookahead_agent.policy import as_policy
 from lookahead_agent.runtime.engine_set import EngineSet
 from tests.unit.chat import EqualTextEmbedder, reply_script, scripted_chat
-from tests.waiting import becomes
+from tests.waiting import wait_until
 
 REPLY = "First this.\n\nThen that.\n\nIt is 4."
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
@@ -338,11 +338,11 @@ async def test_cancelled_call_aborts_its_engine_requests() -> None:
         EqualTextEmbedder(),
     )
     task = asyncio.create_task(ChatLookahead(engines=engines).ainvoke("?"))
-    await becomes(lambda: engines.target.in_flight > 0)
+    await wait_until(lambda: engines.target.in_flight > 0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await becomes(lambda: engines.target.in_flight == 0)
+    await wait_until(lambda: engines.target.in_flight == 0)
 
 
 def test_policy_determines_the_decoding_settings() -> None:

@@ -43,8 +43,8 @@ from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.server.daemon import bound_socket, log_path, private_dir, start_daemon, start_lock
 from lookahead_agent.testing import scripted_chat
 from tests.unit.serving import serving, serving_private_api
-from tests.unit.test_streams import said, summed
-from tests.waiting import becomes
+from tests.unit.test_streams import message_fields, summed
+from tests.waiting import wait_until
 
 LONG = "One word after another.\n\n" * 2000
 
@@ -145,11 +145,11 @@ def test_daemon_carries_tool_calls_structured_output_events_and_errors(client: C
 )
 def test_valid_and_invalid_tool_calls_arrive_unchanged(client: ChatLookahead, text: str) -> None:
     served = scripted_chat(text)
-    local = said(served.bind_tools([look_up]).invoke("?"))
+    local = message_fields(served.bind_tools([look_up]).invoke("?"))
     with serving_private_api(served, digest(client)):
         bound = client.bind_tools([look_up])
-        assert said(bound.invoke("?")) == local
-        assert said(summed(bound.stream("?"))) == local
+        assert message_fields(bound.invoke("?")) == local
+        assert message_fields(summed(bound.stream("?"))) == local
 
 
 class _EventRecorder(BaseCallbackHandler):
@@ -165,18 +165,18 @@ def test_cancelled_calls_and_dropped_streams_abort_their_requests(client: ChatLo
 
     async def cancel_call() -> None:
         call = asyncio.create_task(client.ainvoke("?", max_tokens=1_000_000))
-        await becomes(lambda: in_flight(served) > 0)
+        await wait_until(lambda: in_flight(served) > 0)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
 
     with serving_private_api(served, digest(client)) as writer:
         asyncio.run(cancel_call())
-        asyncio.run(becomes(lambda: in_flight(served) == writer.admission.running == 0))
+        asyncio.run(wait_until(lambda: in_flight(served) == writer.admission.running == 0))
         stream = client.stream("?", max_tokens=1_000_000)
         assert next(stream).text
         del stream
-        asyncio.run(becomes(lambda: in_flight(served) == writer.admission.running == 0))
+        asyncio.run(wait_until(lambda: in_flight(served) == writer.admission.running == 0))
         assert writer.replies == 0
 
 
@@ -184,15 +184,15 @@ def test_shutdown_finishes_replies_within_the_grace_period_and_aborts_the_rest(c
     served = scripted_chat("One word after another.\n\n" * 10)
     with serving_private_api(served, digest(client)):
         future = background.submit(client.ainvoke("?"))
-        asyncio.run(becomes(lambda: in_flight(served) > 0))
+        asyncio.run(wait_until(lambda: in_flight(served) > 0))
     assert future.result(10).text
     served = scripted_chat(LONG)
     with serving_private_api(served, digest(client), grace=0.01):
         future = background.submit(client.ainvoke("?", max_tokens=1_000_000))
-        asyncio.run(becomes(lambda: in_flight(served) > 0))
+        asyncio.run(wait_until(lambda: in_flight(served) > 0))
     with pytest.raises(EngineError, match="ended while it generated"):
         future.result(10)
-    asyncio.run(becomes(lambda: in_flight(served) == 0))
+    asyncio.run(wait_until(lambda: in_flight(served) == 0))
 
 
 def test_client_ignores_a_daemon_with_other_engines(client: ChatLookahead, caplog: pytest.LogCaptureFixture) -> None:

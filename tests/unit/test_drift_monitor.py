@@ -29,7 +29,7 @@ from lookahead_agent.verifiers import (
     RandomVerifier,
 )
 from tests.unit.test_calibrate import NAMES, certificate
-from tests.waiting import becomes
+from tests.waiting import wait_until
 
 
 @given(st.integers(0, 20), st.integers(21, 400))
@@ -114,7 +114,7 @@ def ask_and_audit(llm: ChatLookahead, question: str = "How?") -> dict[str, Any]:
     assert llm.engines is not None
     monitor, target = llm.engines.drift_monitor, llm.engines.target
     background.run(
-        becomes(
+        wait_until(
             lambda: not monitor.waiting and target.in_flight == 0 and (monitor._task is None or monitor._task.done())
         )
     )
@@ -191,7 +191,7 @@ def test_failed_judge_drops_the_step_from_the_audit(stored: list[Certificate]) -
 
     async def audit() -> None:
         monitor.audit_waiting()
-        await becomes(lambda: monitor.counts.dropped == 1)
+        await wait_until(lambda: monitor.counts.dropped == 1)
 
     asyncio.run(audit())
     assert monitor.counts.audited == 0

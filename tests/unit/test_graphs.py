@@ -22,7 +22,7 @@ from lookahead_agent.errors import LookaheadError
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.testing import scripted_replies
 from tests.unit.chat import scripted_chat
-from tests.waiting import becomes
+from tests.waiting import wait_until
 from tools.calculator import calculator
 
 Script = dict[str, list[str] | str]
@@ -225,7 +225,7 @@ async def test_self_consistency_stops_when_the_vote_is_decided() -> None:
     assert len(state["replies"]) == 3
     assert llm.engines is not None
     target = llm.engines.target
-    await becomes(lambda: target.in_flight == 0)  # the open requests are aborted
+    await wait_until(lambda: target.in_flight == 0)  # the open requests are aborted
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -268,11 +268,11 @@ async def test_cancelled_self_consistency_leaves_no_request() -> None:
     assert llm.engines is not None
     target = llm.engines.target
     task = asyncio.ensure_future(ask(build_self_consistency(llm, samples=2), "?", "ainvoke"))
-    await becomes(lambda: target.in_flight == 2)
+    await wait_until(lambda: target.in_flight == 2)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await becomes(lambda: target.in_flight == 0)
+    await wait_until(lambda: target.in_flight == 0)
 
 
 @pytest.mark.parametrize("build", [build_reflection, build_self_consistency])

@@ -12,7 +12,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.testing import scripted_chat
-from tests.waiting import becomes
+from tests.waiting import wait_until
 
 SCHEMA = {"title": "Found", "type": "object", "properties": {"word": {"type": "string"}}}
 
@@ -67,7 +67,7 @@ async def abandon_event_stream(llm: ChatLookahead) -> None:
 
 async def cancel_calls(llm: ChatLookahead) -> None:
     calls = [asyncio.create_task(llm.ainvoke("q")) for _ in range(5)]
-    await becomes(lambda: requests_in_flight(llm) > 0)
+    await wait_until(lambda: requests_in_flight(llm) > 0)
     for call in calls:
         call.cancel()
     for call in calls:
@@ -98,7 +98,7 @@ async def fail_in_another_node(llm: ChatLookahead) -> None:
         return {"messages": [await llm.ainvoke("q")]}
 
     async def fail(_: MessagesState) -> dict[str, Any]:
-        await becomes(lambda: requests_in_flight(llm) > 0)
+        await wait_until(lambda: requests_in_flight(llm) > 0)
         raise InterruptingError
 
     graph = StateGraph(MessagesState)
@@ -124,5 +124,5 @@ async def fail_in_another_node(llm: ChatLookahead) -> None:
 )
 async def test_abort_leaves_no_request(llm: ChatLookahead, abort: Callable[[ChatLookahead], Awaitable[None]]) -> None:
     await abort(llm)
-    await becomes(lambda: requests_in_flight(llm) == 0)
+    await wait_until(lambda: requests_in_flight(llm) == 0)
     assert (await llm.ainvoke("q", max_tokens=3)).text.startswith("One")

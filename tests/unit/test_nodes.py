@@ -14,7 +14,7 @@ from lookahead_agent.agents.new_project import PROJECTS, project_tools, scripted
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.testing import scripted_chat, scripted_replies
-from tests.waiting import becomes
+from tests.waiting import wait_until
 from tools.calculator import calculator
 
 TOOLS: dict[str, Any] = {"reflection": [], "self_consistency": [], "supervisor": {"calculator_expert": [calculator]}}
@@ -56,7 +56,7 @@ async def test_step_timeout_leaves_no_request_in_the_engine(name: str) -> None:
         await graph.ainvoke(INPUT)
     target = llm.engines.target
     assert target.requests  # type: ignore[attr-defined]
-    await becomes(lambda: target.in_flight == 0)
+    await wait_until(lambda: target.in_flight == 0)
 
 
 async def test_cancelled_graph_leaves_no_request_in_the_engine() -> None:
@@ -64,11 +64,11 @@ async def test_cancelled_graph_leaves_no_request_in_the_engine() -> None:
     assert llm.engines is not None
     target = llm.engines.target
     task = asyncio.ensure_future(build("react", llm).ainvoke(INPUT))
-    await becomes(lambda: target.in_flight == 1)
+    await wait_until(lambda: target.in_flight == 1)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await becomes(lambda: target.in_flight == 0)
+    await wait_until(lambda: target.in_flight == 0)
 
 
 tool_events: list[str] = []
@@ -103,11 +103,11 @@ async def test_cancelled_graph_cancels_its_async_tool(name: str) -> None:
     assert (await graph_with_one_call(name, "quick").ainvoke(INPUT))["messages"][-1].text == "7."
     tool_events.clear()
     task = asyncio.ensure_future(graph_with_one_call(name, "slow").ainvoke(INPUT))
-    await becomes(lambda: tool_events == ["slow"])
+    await wait_until(lambda: tool_events == ["slow"])
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await becomes(lambda: tool_events == ["slow", "cancelled"])
+    await wait_until(lambda: tool_events == ["slow", "cancelled"])
 
 
 @pytest.mark.parametrize("name", ["react", "llm_compiler"])

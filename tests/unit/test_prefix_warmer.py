@@ -11,7 +11,7 @@ from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.engines.scripted import ScriptedTokenizer
 from lookahead_agent.errors import EngineError
 from lookahead_agent.runtime.prefix_warmer import PrefixWarmer
-from tests.waiting import becomes
+from tests.waiting import wait_until
 
 
 class RecordingEngine:
@@ -44,7 +44,7 @@ class RecordingEngine:
 
 async def wait_for_prefill(warmer: PrefixWarmer) -> None:
     """Wait until no prefix is left to prefill."""
-    await becomes(lambda: warmer.reading is None and not warmer.waiting)
+    await wait_until(lambda: warmer.reading is None and not warmer.waiting)
 
 
 @pytest.mark.asyncio
@@ -85,11 +85,11 @@ async def test_no_prefill_starts_while_replies_are_generated() -> None:
 async def test_reply_aborts_the_prefill_which_resumes_afterwards() -> None:
     engine, warmer = RecordingEngine(), PrefixWarmer(lambda: True, piece=4, idle_seconds=0)
     warmer.add(engine, range(10), drafted=True)
-    await becomes(lambda: engine.prompts == [5, 9, 10][: len(engine.prompts)] and bool(engine.prompts))
+    await wait_until(lambda: engine.prompts == [5, 9, 10][: len(engine.prompts)] and bool(engine.prompts))
     engine.unblocked.clear()
     requests_before = len(engine.prompts)
     warmer.add(engine, range(100, 120), drafted=True)
-    await becomes(lambda: engine.in_flight == 1)
+    await wait_until(lambda: engine.in_flight == 1)
     await warmer.stop()
     assert engine.in_flight == 0, "the prefill is aborted before the reply begins"
     assert warmer.reading is None

@@ -499,14 +499,14 @@ async def test_second_question_resets_the_findings_of_the_supervisor() -> None:
 async def test_a_cancelled_run_aborts_its_engine_requests() -> None:
     from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
     from lookahead_agent.runtime.engine_set import EngineSet
-    from tests.waiting import becomes
+    from tests.waiting import wait_until
 
     engine = ScriptedEngine(ScriptedTokenizer(), lambda prompt, reply_prefix: [ScriptedStep("So.", 60.0)])
     llm = ChatLookahead(engines=EngineSet(engine), policy="off")
     for graph in (build_react(llm, [look_up]), build_supervisor(llm, SPECIALISTS)):
         task = asyncio.ensure_future(graph.ainvoke({"messages": [("human", "What is tea?")]}))
-        await becomes(lambda: engine.in_flight == 1)
+        await wait_until(lambda: engine.in_flight == 1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await becomes(lambda: engine.in_flight == 0)
+        await wait_until(lambda: engine.in_flight == 0)

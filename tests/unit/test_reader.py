@@ -15,7 +15,7 @@ from lookahead_agent.generation.json_tool_parsers import ToolParser
 from lookahead_agent.generation.reader import ReplyReader
 from lookahead_agent.generation.tool_calls import as_invalid_json
 from lookahead_agent.generation.tool_parsers import choose_tool_parser
-from tests.unit.replies import FORMATS, TAGS, cuts_of, read, replies_in, said
+from tests.unit.replies import FORMATS, TAGS, cuts_of, read, replies_in, reply_content
 from tests.unit.test_tool_parsers import tokenizer_with
 
 EXAMPLES = int(os.environ.get("READER_EXAMPLES", "120"))
@@ -55,9 +55,9 @@ def test_a_reply_in_chunks_parses_like_the_whole_reply(
 ) -> None:
     text = data.draw(replies_in(name))
     inside = inside and tags is not None
-    reply = read(text, parser=parsers[name], tags=tags, inside=inside, cut=truncated)
-    chunked = read(text, data.draw(cuts_of(text)), parser=parsers[name], tags=tags, inside=inside, cut=truncated)
-    assert said(chunked) == said(reply)
+    reply = read(text, parser=parsers[name], tags=tags, inside=inside, truncated=truncated)
+    chunked = read(text, data.draw(cuts_of(text)), parser=parsers[name], tags=tags, inside=inside, truncated=truncated)
+    assert reply_content(chunked) == reply_content(reply)
     for call in reply.parsed.tool_calls:
         assert call["name"]
         json.dumps(call["args"], ensure_ascii=False, allow_nan=False).encode()

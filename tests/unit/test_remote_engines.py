@@ -94,20 +94,20 @@ async def test_sampling_options_are_sent_in_the_request_body(tokenizer: HFTokeni
         await deltas(engine, structured={"regex": "a"})
 
 
-@pytest.mark.parametrize("takes_ids", [True, False])
-async def test_a_text_only_server_still_writes_the_reply(tokenizer: HFTokenizer, takes_ids: bool) -> None:
-    server = FakeServer(tokenizer, REPLY, tells_ids=False, takes_ids=takes_ids)
+@pytest.mark.parametrize("accepts_token_ids", [True, False])
+async def test_a_text_only_server_still_writes_the_reply(tokenizer: HFTokenizer, accepts_token_ids: bool) -> None:
+    server = FakeServer(tokenizer, REPLY, returns_token_ids=False, accepts_token_ids=accepts_token_ids)
     engine = engine_on({"one": server}, tokenizer)
     await engine.connect()
     assert engine.tokenizer.fingerprint != tokenizer.fingerprint, "its token ids cannot be exchanged"
     assert await text(engine) == REPLY
-    assert isinstance(server.requests[-1]["prompt"], list if takes_ids else str)
+    assert isinstance(server.requests[-1]["prompt"], list if accepts_token_ids else str)
     reply = await lookahead(ReplyRequest(tuple(tokenizer.encode("?")), Sampling(max_tokens=50)), engine)
     assert reply.text == REPLY
 
 
 async def test_a_server_that_counts_tokens_differently_gets_text_prompts(tokenizer: HFTokenizer) -> None:
-    server = FakeServer(tokenizer, REPLY, tells_ids=False)
+    server = FakeServer(tokenizer, REPLY, returns_token_ids=False)
     server.counts = 2
     engine = engine_on({"one": server}, tokenizer)
     await engine.connect()
@@ -116,7 +116,7 @@ async def test_a_server_that_counts_tokens_differently_gets_text_prompts(tokeniz
 
 
 async def test_a_server_that_rejects_return_token_ids_still_works(tokenizer: HFTokenizer) -> None:
-    server = FakeServer(tokenizer, REPLY, tells_ids=False)
+    server = FakeServer(tokenizer, REPLY, returns_token_ids=False)
 
     def strict(request: httpx.Request) -> httpx.Response:
         if b"return_token_ids" in request.content:
@@ -129,7 +129,7 @@ async def test_a_server_that_rejects_return_token_ids_still_works(tokenizer: HFT
 
 
 async def test_a_text_only_server_still_validates_the_tool_parser(tokenizer: HFTokenizer) -> None:
-    engine = engine_on({"one": FakeServer(tokenizer, REPLY, tells_ids=False)}, tokenizer)
+    engine = engine_on({"one": FakeServer(tokenizer, REPLY, returns_token_ids=False)}, tokenizer)
     await engine.connect()
     assert engine.tokenizer.fingerprint != tokenizer.fingerprint, "its token ids cannot be exchanged"
     assert isinstance(choose_tool_parser(None, engine.tokenizer), JsonToolParser)
@@ -139,7 +139,7 @@ async def test_a_text_only_server_still_validates_the_tool_parser(tokenizer: HFT
 
 async def test_steps_are_exchanged_as_text_with_a_text_only_draft(tokenizer: HFTokenizer) -> None:
     target = engine_on({"one": FakeServer(tokenizer, REPLY)}, tokenizer)
-    draft = engine_on({"two": FakeServer(tokenizer, REPLY, tells_ids=False)}, tokenizer)
+    draft = engine_on({"two": FakeServer(tokenizer, REPLY, returns_token_ids=False)}, tokenizer)
     for engine in (target, draft):
         await engine.connect()
     prompt = tuple(tokenizer.encode("?"))
@@ -167,8 +167,8 @@ async def test_connect_rejects_a_server_with_another_tokenizer(tokenizer: HFToke
 
 
 async def test_logprobs_work_with_every_server_and_prompt_logprobs_only_with_vllm(tokenizer: HFTokenizer) -> None:
-    for tells_ids in (True, False):
-        engine = engine_on({"one": FakeServer(tokenizer, REPLY, tells_ids=tells_ids)}, tokenizer)
+    for returns_token_ids in (True, False):
+        engine = engine_on({"one": FakeServer(tokenizer, REPLY, returns_token_ids=returns_token_ids)}, tokenizer)
         await engine.connect()
         (delta,) = await deltas(engine, max_tokens=1, logprobs=20)
         assert delta.logprobs == ({2: -0.1, 3: -2.0},)
@@ -268,7 +268,7 @@ async def test_healthy_follows_a_server_that_goes_down_and_returns(tokenizer: HF
 
 async def test_a_connection_lost_during_a_reply_fails_without_a_retry(tokenizer: HFTokenizer) -> None:
     server = FakeServer(tokenizer, REPLY)
-    server.breaks_after = 4
+    server.disconnects_after = 4
     with pytest.raises(EngineError, match="cannot be reached"):
         await text(engine_on({"one": server}, tokenizer))
     assert len(server.requests) == 1

@@ -24,7 +24,7 @@ from lookahead_agent.runtime.runtime import Runtime
 from lookahead_agent.runtime.weights import Platform, Weights
 from lookahead_agent.verifiers.embedding import RemoteEmbedder
 from lookahead_agent.verifiers.judge import EngineJudge, RemoteJudge
-from tests.waiting import becomes
+from tests.waiting import wait_until
 
 
 class Pool:
@@ -189,7 +189,7 @@ def test_an_engine_whose_call_was_cancelled_during_its_start_is_released_on_clos
         with pytest.raises(asyncio.CancelledError):
             await task
         proceed.set()
-        await becomes(lambda: len(pool.held) == len(runtime.launcher.held) == 1)
+        await wait_until(lambda: len(pool.held) == len(runtime.launcher.held) == 1)
 
     asyncio.run(cancel_during_start())
     runtime.close()
@@ -409,7 +409,7 @@ async def test_an_ended_draft_restarts_in_the_background_at_most_three_times() -
         draft.close()
         assert (await engines_of(runtime)).draft is None
         assert engines.problem == "the draft model's process has ended; it is being started again"
-        await becomes(lambda: engines.draft is not None)
+        await wait_until(lambda: engines.draft is not None)
         assert engines.draft is not draft
         assert engines.problem is None
         assert engines.verifier(as_policy("judge")) is not None
@@ -432,7 +432,7 @@ async def test_an_ended_judge_restarts_in_the_background() -> None:
     assert engines.verifier(as_policy("judge")) is None
     assert engines.problem == "the judge model's process has ended; it is being started again"
     assert engines.verifier(as_policy("exact")) is not None
-    await becomes(lambda: engines.judge is not None)
+    await wait_until(lambda: engines.judge is not None)
     assert judge_of(engines) is not judge.engine
     assert engines.problem is None
     assert len(pool.started) == 4
@@ -446,7 +446,7 @@ async def test_a_draft_that_also_judges_is_the_judge_again_after_its_restart() -
     assert engines.draft is not None
     engines.draft.close()
     await engines_of(runtime)
-    await becomes(lambda: engines.draft is not None)
+    await wait_until(lambda: engines.draft is not None)
     assert judge_of(engines) is engines.draft
 
 
@@ -459,7 +459,7 @@ async def test_a_failed_restart_of_the_draft_is_reported() -> None:
     pool.failing = Path(MODELS.draft.hub_id).name
     engines.draft.close()
     await engines_of(runtime)
-    await becomes(lambda: engines.problem == "no memory")
+    await wait_until(lambda: engines.problem == "no memory")
     assert (await engines_of(runtime)).draft is None
 
 

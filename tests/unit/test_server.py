@@ -17,7 +17,7 @@ from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.server.errors import refusal
 from tests.unit.chat import EqualTextEmbedder, reply_script, scripted_chat, scripted_engines
 from tests.unit.serving import serving
-from tests.waiting import becomes
+from tests.waiting import wait_until
 
 REPLY = "First this.\n\nThen that.\n\nIt is 4."
 CHAT = {"messages": [{"role": "user", "content": "What is it?"}]}
@@ -255,7 +255,7 @@ async def test_requests_beyond_the_queue_return_429() -> None:
     with serving(llm, concurrent=2, queue=1) as (url, writer):
         async with httpx.AsyncClient(timeout=60) as client:
             waiting = [asyncio.create_task(client.post(url + "/v1/chat/completions", json=CHAT)) for _ in range(3)]
-            await becomes(lambda: writer.admission.running == 2 and writer.admission.waiting == 1)
+            await wait_until(lambda: writer.admission.running == 2 and writer.admission.waiting == 1)
             refused = await client.post(url + "/v1/chat/completions", json=CHAT)
             assert refused.status_code == 429
             assert int(refused.headers["Retry-After"]) >= 1
@@ -265,7 +265,7 @@ async def test_requests_beyond_the_queue_return_429() -> None:
             for task in waiting:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
-        await becomes(lambda: in_flight(llm) == 0 and writer.admission.running == writer.admission.waiting == 0)
+        await wait_until(lambda: in_flight(llm) == 0 and writer.admission.running == writer.admission.waiting == 0)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -281,17 +281,17 @@ async def test_a_client_that_disconnects_aborts_its_engine_requests(stream: bool
                         continue
 
             task = asyncio.create_task(read_reply())
-            await becomes(lambda: in_flight(llm) > 0)
+            await wait_until(lambda: in_flight(llm) > 0)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        await becomes(lambda: in_flight(llm) == 0 and writer.admission.running == 0)
+        await wait_until(lambda: in_flight(llm) == 0 and writer.admission.running == 0)
 
 
 def test_shutdown_waits_for_running_requests() -> None:
     with ThreadPoolExecutor() as threads:
         with serving(slow_chat(1.0)) as (url, writer):
             pending = threads.submit(post, url, CHAT)
-            asyncio.run(becomes(lambda: writer.admission.running == 1))
+            asyncio.run(wait_until(lambda: writer.admission.running == 1))
         assert pending.result().json()["choices"][0]["message"]["content"].endswith("It is 4.")
 
 

@@ -100,7 +100,7 @@ def summed(chunks: Iterable[AIMessageChunk]) -> AIMessageChunk:
     return whole
 
 
-def said(message: AIMessage) -> dict[str, Any]:
+def message_fields(message: AIMessage) -> dict[str, Any]:
     """The fields of a message that do not differ between calls."""
     invalid = [(call["name"], call["args"], call.get("error")) for call in message.invalid_tool_calls]
     return {
@@ -137,10 +137,10 @@ def test_invoke_stream_and_their_async_forms_return_the_same_message(case: str) 
         summed(chat(text, policy="balanced:depth=2").bind_tools(tools, **options).stream("q")),
     ]
     for other in others:
-        assert said(other) == said(message)
+        assert message_fields(other) == message_fields(message)
     assert type(others[3]) is AIMessage
     assert type(others[4]) is AIMessage
-    json.dumps(said(message), ensure_ascii=False, allow_nan=False).encode()
+    json.dumps(message_fields(message), ensure_ascii=False, allow_nan=False).encode()
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -203,7 +203,7 @@ def test_a_graph_executes_the_same_tools_with_and_without_streaming(case: str) -
         if streamed is not None:
             kinds = [type(message) for message in streamed["messages"] if not isinstance(message, ToolMessage)]
             assert kinds == [type(message) for message in state["messages"] if not isinstance(message, ToolMessage)]
-            assert said(streamed["messages"][1]) == said(state["messages"][1])
+            assert message_fields(streamed["messages"][1]) == message_fields(state["messages"][1])
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -219,7 +219,7 @@ def test_streamed_content_blocks_of_output_version_v1_equal_those_of_invoke(case
         ]
 
     assert blocks(streamed) == blocks(message)
-    assert said(streamed) == said(message)
+    assert message_fields(streamed) == message_fields(message)
 
 
 @pytest.mark.parametrize("forced", ['{"name":"remove","arguments":{"path":"/home/a/b.txt"}}'])
@@ -227,7 +227,7 @@ def test_streamed_content_blocks_of_output_version_v1_equal_those_of_invoke(case
 def test_a_truncated_forced_call_is_invalid(forced: str, limit: int) -> None:
     llm = chat(forced, max_tokens=limit).bind_tools([RemoveTool().tool], tool_choice="any")
     message = llm.invoke("q")
-    assert said(summed(llm.stream("q"))) == said(message)
+    assert message_fields(summed(llm.stream("q"))) == message_fields(message)
     assert (message.tool_calls, len(message.invalid_tool_calls)) == ([], 1)
     assert message.response_metadata["finish_reason"] == "length"
 
@@ -266,10 +266,10 @@ def test_the_stream_of_any_reply_sums_to_the_reply(
     llm = chat(text, tags=tags, opened=opened).bind(tools=TOOLS, **options)
     message = llm.invoke("q")
     chunks = list(chat(text, tags=tags, opened=opened, interval=interval).bind(tools=TOOLS, **options).stream("q"))
-    assert said(summed(chunks)) == said(message)
+    assert message_fields(summed(chunks)) == message_fields(message)
     ids = [call["id"] for call in (*message.tool_calls, *message.invalid_tool_calls)]
     assert len(set(ids)) == len(ids)
-    json.dumps(said(message), ensure_ascii=False, allow_nan=False).encode()
+    json.dumps(message_fields(message), ensure_ascii=False, allow_nan=False).encode()
 
 
 # Clients of the server
@@ -291,7 +291,9 @@ def test_clients_of_the_server_never_complete_an_invalid_call() -> None:
             openai_llm = ChatOpenAI(base_url=f"{url}/v1", api_key="-", model="qwen2.5-coder-1.5b", max_retries=0)
             bound = openai_llm.bind_tools([remove_tool.tool]).bind(**options)
             for message in (bound.invoke("q"), summed(bound.stream("q"))):  # type: ignore[arg-type]
-                assert [(call["name"], call["args"]) for call in message.tool_calls] == said(direct)["calls"], case
+                assert [(call["name"], call["args"]) for call in message.tool_calls] == message_fields(direct)[
+                    "calls"
+                ], case
                 assert len(message.invalid_tool_calls) == len(direct.invalid_tool_calls), case
                 assert message.text == direct.text
             client = openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lookahead_agent.decoding.segmenter import ThinkingState
 from lookahead_agent.engines.chat_template import ThinkingTags
-from tests.unit.replies import TAGS, read, said
+from tests.unit.replies import TAGS, read, reply_content
 from tests.unit.serving import serving
 from tests.unit.test_streams import chat, summed
 
@@ -44,11 +44,11 @@ def test_thinking_and_answer_are_separated_however_the_text_is_split(
 ) -> None:
     reply = read(text, tags=TAGS, inside=inside)
     assert (reply.thinking, reply.parsed.content, reply.parsed.tool_calls) == (thinking, answer, [])
-    assert said(read(text, range(len(text)), tags=TAGS, inside=inside)) == said(reply)
+    assert reply_content(read(text, range(len(text)), tags=TAGS, inside=inside)) == reply_content(reply)
 
 
 def test_truncated_thinking_is_not_part_of_the_answer() -> None:
-    reply = read(f"<think>a</think>First.\n<think>Or {CALL}", tags=TAGS, cut=True)
+    reply = read(f"<think>a</think>First.\n<think>Or {CALL}", tags=TAGS, truncated=True)
     assert (reply.thinking, reply.parsed.content, reply.parsed.tool_calls) == (f"a\n\nOr {CALL}", "First.\n", [])
 
 

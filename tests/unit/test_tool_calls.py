@@ -9,7 +9,7 @@ import pytest
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from lookahead_agent.generation.tool_calls import ParsedReply, as_invalid_json, parse_constrained
-from tests.unit.replies import TOOLS, read, said
+from tests.unit.replies import TOOLS, read, reply_content
 
 CALL = '{"name": "add", "arguments": {"a": 1}}'
 TAGGED = f"<tool_call>\n{CALL}\n</tool_call>"
@@ -18,8 +18,10 @@ ADD = ("add", {"a": 1})
 
 def parse(text: str, *, truncated: bool = False) -> ParsedReply:
     """Parse a reply; parsed in small deltas, it must give the same result."""
-    reply = read(text, cut=truncated)
-    assert said(read(text, range(0, len(text), 1 + len(text) // 1000), cut=truncated)) == said(reply)
+    reply = read(text, truncated=truncated)
+    assert reply_content(read(text, range(0, len(text), 1 + len(text) // 1000), truncated=truncated)) == reply_content(
+        reply
+    )
     return reply.parsed
 
 

@@ -16,7 +16,7 @@ from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.generation.json_tool_parsers import JsonToolParser
 from lookahead_agent.generation.tool_calls import ParsedReply
 from lookahead_agent.generation.tool_parsers import VLLMToolParser, choose_tool_parser
-from tests.unit.replies import read, said
+from tests.unit.replies import read, reply_content
 
 SPECIAL_TOKENS = [
     *("<|python_tag|>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<think>"),
@@ -69,8 +69,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> HFTokenizer:
 
 def parse(name: str, tokenizer: HFTokenizer, text: str, *, truncated: bool = False) -> ParsedReply:
     parser = choose_tool_parser(name, tokenizer)
-    reply = read(text, parser=parser, cut=truncated)
-    assert said(read(text, range(len(text)), parser=parser, cut=truncated)) == said(reply)
+    reply = read(text, parser=parser, truncated=truncated)
+    assert reply_content(read(text, range(len(text)), parser=parser, truncated=truncated)) == reply_content(reply)
     return reply.parsed
 
 
