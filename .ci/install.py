@@ -21,7 +21,7 @@ _STAGE = re.compile(
 
 
 def pip(*arguments: str, check: bool = True) -> int:
-    """Run pip; on a terminal one line tells how far it is, elsewhere only errors are told."""
+    """Run pip and return its status; a terminal gets one progress line, and a failure prints pip's errors."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
     bar = _Line()
     lines = []
@@ -38,7 +38,7 @@ def pip(*arguments: str, check: bool = True) -> int:
 
 
 class _Line:
-    """What pip is at, in one line of the terminal that is written over."""
+    """One line of the terminal that shows pip's progress."""
 
     def __init__(self) -> None:
         self._found = 0

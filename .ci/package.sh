@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds the package, installs the wheel into an environment of its own, and uses it there as a user would:
+# Build the package, install the wheel into a new environment, and use it there as a user would:
 #     .ci/package.sh PYTHON
-# The second half needs vLLM, which is gigabytes: it is seen from PYTHON's environment, everything else is the wheel's own.
+# The example needs vLLM, which takes gigabytes: it is imported from PYTHON's environment, everything else from the new one.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
@@ -13,7 +13,7 @@ rm -f build.log
 fresh=$root/build/fresh/bin
 "$fresh/python" -m pip --disable-pip-version-check --quiet --quiet install dist/*.whl pytest
 
-# Away from the checkout, so that nothing of it is imported.
+# Outside the checkout, so that Python imports nothing from it.
 away=$(mktemp -d)
 trap 'rm -rf "$away"' EXIT
 cd "$away"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Programs that tests need besides Python: those that are there, else Debian's.
+# Install the programs that tests need besides Python, from Debian, unless they exist.
 set -euo pipefail
 
-# What is for which tests, a Debian package, a name for people.
+# debian SUBJECT PACKAGE NAME: install a package for the tests of a subject.
 debian() {
     if [[ $(id -u) != 0 ]] || ! command -v apt-get > /dev/null; then
         echo "The tests of $1 need $3: install it (apt-get install $2) and run make test again." >&2
@@ -13,7 +13,7 @@ debian() {
         || { echo "$3 could not be installed with apt-get." >&2; exit 1; }
 }
 
-command -v chromium google-chrome chrome > /dev/null || debian pages chromium Chromium
+command -v chromium google-chrome chrome > /dev/null || debian "trace pages" chromium Chromium
 command -v initdb > /dev/null || compgen -G "/usr/lib/postgresql/*/bin/initdb" > /dev/null \
     || debian checkpoints postgresql PostgreSQL
-command -v bwrap > /dev/null || debian isolation bubblewrap Bubblewrap
+command -v bwrap > /dev/null || debian "the sandbox" bubblewrap Bubblewrap

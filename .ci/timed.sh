@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Notes how long a command takes, and shows what was noted:
+# Record how long a command takes, or show the records:
 #     .ci/timed.sh FILE NAME COMMAND...
 #     .ci/timed.sh FILE --show
 set -uo pipefail
@@ -12,7 +12,7 @@ shift 2
 begun=$SECONDS
 "$@"
 status=$?
-# In place of what an interrupted run left.
+# Replace the record of an earlier run.
 [[ ! -f $file ]] || sed -i "/^$name [0-9]* s\$/d" "$file"
 (( SECONDS - begun < 2 )) || echo "$name $((SECONDS - begun)) s" >> "$file"
 exit $status

@@ -16,7 +16,7 @@ from lookahead_agent.progress import LogProgress
 def test_collector_labels_step_pairs_and_computes_every_measure(real: ChatLookahead, tmp_path: Path) -> None:
     rule = OutcomeRule(seeds=2, margin=2, confirm=3)
     problems = read_problems(dataset_file("own"), 3)
-    llm = real.model_copy(update={"max_tokens": 160})
+    llm = real.model_copy(update={"max_tokens": 96})
     collector = Collector(llm, problems, tmp_path / "pairs.jsonl", rule=rule, measures=MEASURES, at_once=6)
     collector.run(LogProgress())
     pairs = collector.pairs

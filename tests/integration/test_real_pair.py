@@ -46,7 +46,7 @@ def test_plan_execute_answers_a_question_with_its_tool(real: ChatLookahead) -> N
 
 @pytest.mark.timeout(1200)
 def test_exact_differs_from_off_at_most_by_a_near_tie(real: ChatLookahead) -> None:
-    off, exact = (real.batch(PROBLEMS, policy=policy, max_tokens=90) for policy in ("off", "exact"))
+    off, exact = (real.batch(PROBLEMS, policy=policy, max_tokens=64) for policy in ("off", "exact"))
     for problem, *messages in zip(PROBLEMS, off, exact, strict=True):
         off_ids, exact_ids = (message.response_metadata["token_ids"] for message in messages)
         at = first_difference(off_ids, exact_ids)
@@ -67,7 +67,7 @@ def test_balanced_accepts_draft_steps(real: ChatLookahead) -> None:
 @pytest.mark.parametrize("sampling", [{"seed": 3}, {"seed": None}])
 def test_sampled_reply_is_likely_under_the_target(real: ChatLookahead, sampling: dict[str, int | None]) -> None:
     """Samples at the vendor's temperature. Tokens of another distribution would be as unlikely as noise: e^-12 each."""
-    message = real.invoke(PROBLEMS[0], policy="off", temperature=0.7, max_tokens=90, **sampling)
+    message = real.invoke(PROBLEMS[0], policy="off", temperature=0.7, max_tokens=64, **sampling)
     ids, metadata = message.response_metadata["token_ids"], message.response_metadata["lookahead"]
 
     async def logprobs() -> list[float]:

@@ -24,7 +24,7 @@ MIXED = "qwen2.5-coder-1.5b-smollm2"
 @pytest.fixture(scope="module")
 def mixed() -> Iterator[ChatLookahead]:
     """The packaged target with a draft that has another tokenizer."""
-    with ChatLookahead(model=MIXED, depth=4, temperature=0, max_tokens=72, return_token_ids=True) as llm:
+    with ChatLookahead(model=MIXED, depth=4, temperature=0, max_tokens=48, return_token_ids=True) as llm:
         yield llm
 
 
@@ -32,7 +32,7 @@ def mixed() -> Iterator[ChatLookahead]:
 def test_steps_of_a_draft_with_another_tokenizer_are_retokenized(mixed: ChatLookahead) -> None:
     # Accepting everything shows that the draft's text arrives whole, in the target's tokens.
     # The synchronous target waits for its draft, so some draft steps are accepted on any machine.
-    message = mixed.invoke(PROBLEMS[0], policy="random:probability=1:synchronous=true", max_tokens=200)
+    message = mixed.invoke(PROBLEMS[0], policy="random:probability=1:synchronous=true", max_tokens=120)
     metadata = message.response_metadata["lookahead"]
     assert metadata["speculation_disabled"] is None
     assert metadata["accepted"] > 0
@@ -93,7 +93,7 @@ def test_third_model_judges_draft_steps(real: ChatLookahead) -> None:
 @pytest.mark.timeout(1200)
 def test_judge_behind_a_server_judges_draft_steps(mixed: ChatLookahead, server: JudgeServer) -> None:
     with ChatLookahead(
-        model=MIXED, judge_model="smol", judge_url=server.url, policy="judge", depth=4, temperature=0, max_tokens=80
+        model=MIXED, judge_model="smol", judge_url=server.url, policy="judge", depth=4, temperature=0, max_tokens=48
     ) as llm:
         metadata = judged_metadata(llm)
         assert metadata["speculation_disabled"] is None
@@ -110,7 +110,7 @@ def test_killed_judge_server_leaves_the_targets_reply(mixed: ChatLookahead, serv
         judge_url=server.url,
         depth=4,
         temperature=0,
-        max_tokens=80,
+        max_tokens=48,
         return_token_ids=True,
         max_retries=0,
     ) as llm:
@@ -130,6 +130,6 @@ def test_killed_judge_server_leaves_the_targets_reply(mixed: ChatLookahead, serv
 def test_unreachable_judge_disables_speculation(mixed: ChatLookahead) -> None:
     url = f"http://127.0.0.1:{free_port()}/v1"
     with ChatLookahead(
-        model=MIXED, judge_model="smol", judge_url=url, policy="judge", depth=4, temperature=0, max_tokens=80
+        model=MIXED, judge_model="smol", judge_url=url, policy="judge", depth=4, temperature=0, max_tokens=48
     ) as llm:
         assert "cannot be reached" in str(judged_metadata(llm)["speculation_disabled"])

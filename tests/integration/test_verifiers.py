@@ -44,11 +44,11 @@ def test_folder_without_a_model_raises_a_model_error(tmp_path: Path) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("policy", ["score:score=0", "likelihood:likelihood=-50"])
 def test_draft_first_verifiers_accept_draft_steps(real: ChatLookahead, policy: str) -> None:
-    metadata = real.invoke(PROBLEMS[0], policy=policy, max_tokens=90).response_metadata["lookahead"]
+    metadata = real.invoke(PROBLEMS[0], policy=policy, max_tokens=64).response_metadata["lookahead"]
     assert metadata["speculation_disabled"] is None
     assert metadata["accepted"] > 0
     assert metadata["judge_calls"] >= metadata["accepted"]
-    with_defaults = real.invoke(PROBLEMS[0], policy=policy.split(":")[0] + ":depth=1", max_tokens=60)
+    with_defaults = real.invoke(PROBLEMS[0], policy=policy.split(":")[0] + ":depth=1", max_tokens=16)
     assert with_defaults.response_metadata["lookahead"]["speculation_disabled"] is None
 
 
@@ -56,7 +56,7 @@ def test_draft_first_verifiers_accept_draft_steps(real: ChatLookahead, policy: s
 def test_draft_tree_drops_one_of_two_candidates(real: ChatLookahead) -> None:
     # Which steps are equivalent depends on the models, so this verifier accepts every pair.
     policy = "random:probability=1:width=2:depth=2"
-    metadata = real.invoke(PROBLEMS[0], policy=policy, max_tokens=90).response_metadata["lookahead"]
+    metadata = real.invoke(PROBLEMS[0], policy=policy, max_tokens=64).response_metadata["lookahead"]
     assert metadata["speculation_disabled"] is None
     assert metadata["accepted"] > 0
     token_counts = metadata["tokens"]["draft"]
