@@ -20,7 +20,15 @@ from lookahead_agent.engines import background
 from lookahead_agent.errors import ConfigurationError, EngineError, extra_imports
 from lookahead_agent.generation.server_backend import server_status
 from lookahead_agent.server import ServerSettings
-from lookahead_agent.server.daemon import bound_socket, daemon_settings, log_path, private_dir, start_daemon, start_lock
+from lookahead_agent.server.daemon import (
+    bound_socket,
+    daemon_settings,
+    log_path,
+    private_dir,
+    start_daemon,
+    start_lock,
+    starting_pid,
+)
 
 _LOCAL = frozenset({"127.0.0.1", "::1", "localhost"})
 _KEY = "LOOKAHEAD_SERVER_KEY"
@@ -139,15 +147,16 @@ def up(
             raise ConfigurationError(f"{problem}: end them with `lookahead-agent down` first")
         stderr.print(f"Running already, in process {running.pid}.")
     elif foreground:
-        with start_lock(), bound_socket() as listener, llm:
+        with start_lock() as lock, bound_socket() as listener, llm:
             llm.start(ProgressBars())
             listener.listen()
+            lock.truncate(0)
             run_server(llm, daemon_settings(digest), listener, grace)
     else:
         pid = start_daemon([*sys.argv[1:], "--foreground"], lambda line: stderr.print(line, soft_wrap=True))
         stderr.print(
             f"Running in the background (process {pid}): ask, agent and scripts with these models use it.\n"
-            "lookahead-agent status tells of it, lookahead-agent down ends it.",
+            "lookahead-agent status shows it, lookahead-agent down ends it.",
         )
 
 
@@ -157,7 +166,9 @@ def status(as_json: options.AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps(running and {**running.model_dump(), "log": str(log_path())}))
     elif running is None:
-        Terminal(stderr=True).print("No engines run in the background: lookahead-agent up starts them.")
+        pid = starting_pid()
+        hint = f"process {pid} is loading them" if pid else "lookahead-agent up starts them"
+        Terminal(stderr=True).print(f"No engines run in the background: {hint}.")
     if running is None:
         raise typer.Exit(_NOT_RUNNING)
     if as_json:
@@ -175,19 +186,21 @@ def status(as_json: options.AsJson = False) -> None:
 
 
 def down() -> None:
-    """Stop the engines in the background, once their running replies are complete."""
+    """Stop the engines in the background, once their running replies are complete; while they load, at once."""
     terminal = Terminal(stderr=True)
-    running = background.run(server_status())
-    if running is None:
-        terminal.print("No engines run in the background.")
-        return
-    if running.running:
-        terminal.print(f"Waiting for {running.running} replies …")
+    if (pid := starting_pid()) is None:
+        running = background.run(server_status())
+        if running is None:
+            terminal.print("No engines run in the background.")
+            return
+        if running.running:
+            terminal.print(f"Waiting for {running.running} replies …")
+        pid = running.pid
     try:
-        process = psutil.Process(running.pid)
+        process = psutil.Process(pid)
         process.terminate()
         process.wait()
     except psutil.NoSuchProcess:
         return
     except psutil.Error as error:
-        raise EngineError(f"process {running.pid} cannot be ended: {error}") from error
+        raise EngineError(f"process {pid} cannot be ended: {error}") from error

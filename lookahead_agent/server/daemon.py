@@ -9,6 +9,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
+
+import psutil
 
 from lookahead_agent.engines import background
 from lookahead_agent.engines.processes import mark_detached
@@ -63,15 +66,34 @@ def _reason(error: OSError) -> str:
 
 
 @contextmanager
-def start_lock() -> Iterator[None]:
-    """Hold the file lock of this user's daemon while the context lasts; raises ConfigurationError if it is taken."""
-    with (runtime_dir() / "lock").open("w") as lock:
+def start_lock() -> Iterator[TextIO]:
+    """Hold the file lock of this user's daemon while the context lasts; raises ConfigurationError if it is taken.
+
+    The file holds this process's id. A daemon truncates it when it listens: from then on, its socket has its status.
+    """
+    with (runtime_dir() / "lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             message = "a server of yours starts or ends just now: see `lookahead-agent status`"
             raise ConfigurationError(message) from None
-        yield
+        lock.truncate(0)
+        print(os.getpid(), file=lock, flush=True)
+        yield lock
+
+
+def starting_pid() -> int | None:
+    """Return the id of the daemon that is loading its engines, or None if none is."""
+    with suppress(FileNotFoundError), (runtime_dir() / "lock").open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with suppress(ValueError, psutil.Error):
+                process = psutil.Process(int(lock.read()))
+                # A container that shares the folder may have another process of this id.
+                if "--foreground" in process.cmdline():
+                    return process.pid
+    return None
 
 
 @contextmanager

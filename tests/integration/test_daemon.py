@@ -53,7 +53,7 @@ def in_process(folder: Path, capsys: pytest.CaptureFixture[str]) -> RunCommand:
 
 def run(argv: list[str], expected: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **variables}
-    result = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    result = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert result.returncode == expected, result.stderr
     return result
 

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 
 from lookahead_agent import ChatLookahead
+from lookahead_agent.cli.app import run_command
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer, background
 from lookahead_agent.engines.scripted import reply_script
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, EngineStartError, LookaheadError
@@ -40,7 +42,7 @@ from lookahead_agent.generation.server_backend import (
 )
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.engine_set import EngineSet
-from lookahead_agent.server.daemon import bound_socket, log_path, private_dir, start_daemon, start_lock
+from lookahead_agent.server.daemon import bound_socket, log_path, private_dir, start_daemon, start_lock, starting_pid
 from lookahead_agent.testing import scripted_chat
 from tests.unit.serving import serving, serving_private_api
 from tests.unit.test_streams import message_fields, summed
@@ -243,6 +245,39 @@ def test_start_lock_is_exclusive() -> None:
         pass
 
 
+LOADING = """
+import time
+from lookahead_agent.server.daemon import start_lock
+with start_lock() as lock:
+    print("loading", flush=True)
+    input()
+    lock.truncate(0)
+    print("listening", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("listens", [False, True])
+def test_down_ends_a_loading_daemon_and_no_second_signal_disturbs_an_ending_one(
+    listens: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The terminal that started a loading daemon may be gone, and its socket does not respond yet."""
+    argv = [sys.executable, "-c", LOADING, "--foreground"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as daemon:
+        assert daemon.stdin is not None
+        assert daemon.stdout is not None
+        assert daemon.stdout.readline() == "loading\n"
+        if listens:
+            print(file=daemon.stdin, flush=True)
+            assert daemon.stdout.readline() == "listening\n"
+        assert run_command(["status"]) == 3
+        assert (f"process {daemon.pid} is loading them" in capsys.readouterr().err) is not listens
+        assert run_command(["down"]) == 0
+        assert psutil.pid_exists(daemon.pid) is listens
+        daemon.kill()
+    assert starting_pid() is None, "a file without a lock means nothing"
+
+
 def test_daemon_refuses_connections_of_other_users(tmp_path: Path) -> None:
     here, there = socket.socketpair(socket.AF_UNIX)
     with here, there:
@@ -351,6 +386,7 @@ def test_start_daemon_forwards_its_log_until_ready_and_reports_a_failed_start() 
 FORKED = """
 import multiprocessing, sys
 from lookahead_agent import ChatLookahead
+from lookahead_agent.cli.app import run_command
 
 llm = ChatLookahead(model=sys.argv[1], policy="off", max_tokens=50)
 assert llm.invoke("q").text == "Fine."
