@@ -158,13 +158,15 @@ def choose(isolation: Isolation) -> Isolation:
 
 
 @cache
-def _problem(name: Isolation) -> str | None:
+def _problem(name: Isolation, seconds: float = 10) -> str | None:
     """Return a backend's entry of `available`. Raises IsolationError, which is not cached, for a temporary failure."""
     if not sys.platform.startswith("linux"):
         return "it needs Linux"
     if name == "bubblewrap" and shutil.which("bwrap") is None:
         return "bwrap is not installed"
-    result = start("print('here')", PythonLimits(seconds=10), name)
+    result = start("print('here')", PythonLimits(seconds=seconds), name)
+    if result.stopped == "time":  # the machine is busy
+        raise IsolationError(f"the first try of {name} took more than {seconds:g} s")
     if result.stopped is None and result.status == 0 and result.output == b"here\n":
         return None
     output = " ".join(result.output.decode(errors="replace").split())

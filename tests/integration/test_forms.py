@@ -18,7 +18,7 @@ from lookahead_agent.engines.vllm_engine import VLLMEngine
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.policy import as_policy
 from tests.integration.tiny_models import questions
-from tests.unit.test_json_schema import chain
+from tests.unit.test_json_schema import reference_tree
 
 REFUSED: dict[str, dict[str, Any]] = {
     "type": {"type": "str"},
@@ -33,7 +33,7 @@ LARGE: dict[str, dict[str, Any]] = {
     "enum": {"enum": [f"value {number}" for number in range(10_000)]},
     "text": {"type": "string", "minLength": 3, "maxLength": 10**9},
     "lists": {"type": "array", "maxItems": 5_000, "items": {"type": "array", "maxItems": 5_000, "items": {}}},
-    "references": chain(12, 10),
+    "references": reference_tree(12, 10),
     "patterns": {"type": "string", "pattern": "^((a{1,999}|b{3,500}){1,999}){1,999}$"},
 }
 

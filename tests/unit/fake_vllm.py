@@ -68,6 +68,8 @@ class FakeServer:
         """Responses that it returns before it generates any."""
         self.disconnects_after: int | None = None
         """Number of tokens after which one stream loses its connection."""
+        self.attempts = 0
+        """Requests so far, with those that fail."""
         self.requests: list[dict[str, Any]] = []
         self.open = 0
         self.counts = 1
@@ -76,6 +78,7 @@ class FakeServer:
         """Cached prompt tokens in its `usage`; None: the field is absent."""
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.attempts += 1
         if self.down:
             raise httpx.ConnectError("connection refused")
         if self.answers:

@@ -23,7 +23,7 @@ from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.server import ServerSettings
 from lookahead_agent.server.app import create_app
 from tests.unit.chat import EqualTextEmbedder, reply_script, scripted_chat
-from tests.unit.test_json_schema import chain
+from tests.unit.test_json_schema import reference_tree
 
 JSON_OBJECT = {"type": "json_object"}
 ARGUMENTS = {"city": "Bonn"}
@@ -229,7 +229,7 @@ def test_recursive_parameters_keep_their_references(offered: Any, path: tuple[st
 
 
 def test_references_of_a_tool_schema_are_not_expanded() -> None:
-    schema = chain(12, 10)
+    schema = reference_tree(12, 10)
     offered = StructuredTool(name="f", description="F.", args_schema=schema, func=print)
     llm = scripted_chat('{"name": "f", "arguments": {}}')
     assert llm.bind_tools([offered], tool_choice="f").invoke("?").tool_calls[0]["name"] == "f"

@@ -30,7 +30,7 @@ from langchain_core.tools import tool
 from lookahead_agent import ChatLookahead
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.errors import ConfigurationError
-from tests.unit.chat import scripted_chat
+from tests.unit.chat import scripted_chat, scripted_engines
 from tests.unit.test_messages import END, IN_TURN, STRICT, WHOLE, _tokenizer, chat_with
 
 TOOLS = "{% for t in tools or [] %}tool {{ t | tojson }}|{% endfor %}"
@@ -200,15 +200,14 @@ def test_summarization_middleware_triggers_at_a_fraction_of_the_context() -> Non
         prompts.append(prompt)
         return "SUMMARY" if "context" in prompt.lower() else "Yes."
 
-    llm = scripted_chat(reply, policy="off", profile={"max_input_tokens": 400})
-    summarization = SummarizationMiddleware(llm, trigger=("fraction", 0.5), keep=("messages", 1))
-    agent: Any = create_agent(llm, [], middleware=[summarization])
-    history = [HumanMessage("word " * 100), AIMessage("word " * 100), HumanMessage("word " * 100), AIMessage("b")]
-    state = agent.invoke({"messages": [*history, HumanMessage("And?")]})
-    assert state["messages"][-1].text == "Yes."
-    assert len(state["messages"]) < 5
-    default = scripted_chat(reply, policy="off")
-    assert SummarizationMiddleware(default, trigger=("fraction", 0.8)) is not None
+    llm = ChatLookahead(engines=scripted_engines(reply, context_length=4000), policy="off")
+    history = [HumanMessage("word " * 40), AIMessage("word " * 40), HumanMessage("word " * 40), AIMessage("b")]
+    for fraction, summarized in ((0.025, True), (0.1, False)):
+        summarization = SummarizationMiddleware(llm, trigger=("fraction", fraction), keep=("messages", 1))
+        agent: Any = create_agent(llm, [], middleware=[summarization])
+        state = agent.invoke({"messages": [*history, HumanMessage("And?")]})
+        assert state["messages"][-1].text == "Yes."
+        assert ("SUMMARY" in prompts[-1], "word" in prompts[-1]) == (summarized, not summarized)
 
 
 # Other features of the base classes
@@ -223,7 +222,7 @@ def test_cache_key_includes_the_models_fields_and_stop_strings() -> None:
     assert llm.invoke("q").text == "First. "
 
 
-async def test_usage_callback_receives_token_counts(tokenizer: HFTokenizer) -> None:
+async def test_usage_callback_receives_token_counts() -> None:
     llm = scripted_chat("It is 4.", policy="off")
     calls: list[Callable[[], Any]] = [lambda: llm.invoke("q"), lambda: list(llm.stream("q"))]
     for call in calls:

@@ -20,14 +20,12 @@ def call(name: str, **arguments: Any) -> str:
 
 
 class Script:
-    """Replies in order, one per tool result, and records the prompts."""
+    """Replies in order, one per tool result."""
 
     def __init__(self, *replies: str) -> None:
         self._replies = replies
-        self.prompts: list[str] = []
 
     def __call__(self, prompt: str) -> str:
-        self.prompts.append(prompt)
         if "system: You multiply." in prompt:
             return "17 * 23 = 391"
         return self._replies[min(prompt.count("tool: "), len(self._replies) - 1)]

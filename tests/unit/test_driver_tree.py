@@ -116,13 +116,15 @@ def test_likelihood_is_the_mean_logprob_of_the_drafts_tokens() -> None:
     assert pair.run(LikelihoodVerifier(pair.target, -0.2)).text == "".join(STEPS)
 
 
-def test_truncated_draft_step_is_not_accepted() -> None:
+def test_truncated_draft_step_is_rejected_unjudged() -> None:
     pair = Pair(STEPS, ["one two three four five six seven\n\n", "end."], logprobs=score_logprobs(9))
     reply = pair.run(ScoreVerifier(pair.target, 1.0), DecodingSettings(max_step_tokens=5, depth=1))
-    assert "one" not in reply.text
+    assert reply.text == STEPS[0] + "end."
+    assert reply.report.verifier_calls == 1, "only the second step is judged"
 
 
-def test_empty_draft_step_that_ends_the_reply_is_not_accepted() -> None:
+def test_empty_draft_step_that_ends_the_reply_is_rejected_unjudged() -> None:
     pair = Pair(STEPS, OTHER[:1], logprobs=score_logprobs(9))
     reply = pair.run(ScoreVerifier(pair.target, 1.0), DecodingSettings(depth=2))
     assert reply.text == OTHER[0] + "".join(STEPS[1:])
+    assert reply.report.verifier_calls == 1, "only the first step is judged"

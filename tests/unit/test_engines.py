@@ -45,10 +45,8 @@ class FakeEngine:
         self.closed += 1
 
 
-def pool_of(started: list[FakeEngine], fail: bool = False) -> EnginePool:
+def pool_of(started: list[FakeEngine]) -> EnginePool:
     def start(config: VLLMConfig) -> Any:
-        if fail:
-            raise EngineStartError("no memory")
         started.append(FakeEngine())
         return started[-1]
 
@@ -99,11 +97,18 @@ def test_dead_engine_is_replaced_although_others_hold_it() -> None:
     assert started[1].closed == 1
 
 
-def test_every_acquire_raises_if_the_start_fails() -> None:
-    pool = pool_of([], fail=True)
-    for _ in range(2):
+def test_an_acquire_after_a_failed_start_starts_the_engine_again() -> None:
+    starts: list[VLLMConfig] = []
+
+    def start(config: VLLMConfig) -> Any:
+        starts.append(config)
+        raise EngineStartError("no memory")
+
+    pool = EnginePool(start, lambda: None)
+    for attempts in (1, 2):
         with pytest.raises(EngineStartError):
             pool.acquire(CONFIG)
+        assert len(starts) == attempts
 
 
 def test_closed_pool_refuses_to_start_engines() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_core.tools import tool
+from langchain_core.messages import AIMessageChunk
 from langgraph.checkpoint.memory import InMemorySaver
 
 from graphs.reflection import build_reflection
@@ -30,41 +30,6 @@ Script = dict[str, list[str] | str]
 
 def model(script: Script, **fields: Any) -> ChatLookahead:
     return scripted_chat(scripted_replies(**script), **fields)
-
-
-def call(name: str, **arguments: Any) -> str:
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
-
-
-def calculation(expression: str) -> str:
-    return call("calculator", expression=expression)
-
-
-notes: list[str] = []
-
-
-@tool
-def write_note(text: str) -> str:
-    """Write a note."""
-    notes.append(text)
-    return "written"
-
-
-@tool
-def flaky(text: str) -> str:
-    """Look something up."""
-    notes.append(text)
-    if len(notes) == 1:
-        raise ConnectionError("lost")
-    return "found"
-
-
-@pytest.fixture(autouse=True)
-def _clear_notes() -> None:
-    notes.clear()
-
-
-THOUGHT = "I know the prices.\n\nI add them next."
 
 
 def verdict(word: str) -> str:
@@ -174,7 +139,8 @@ async def test_templates_stream_their_final_message(build: Any, answer: str) -> 
     graph = build(model({**REVIEWS, "You answer a question": "So."}, temperature=0.5))
     texts: dict[str | None, str] = {}
     async for message, _ in graph.astream({"messages": [("human", "Write.")]}, stream_mode="messages"):
-        texts[message.id] = texts.get(message.id, "") + message.text
+        if isinstance(message, AIMessageChunk):
+            texts[message.id] = texts.get(message.id, "") + message.text
     assert answer in texts.values()
     final = (await ask(graph, "Write.", "ainvoke"))["messages"][-1]
     assert final.text == answer

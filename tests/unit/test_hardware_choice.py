@@ -139,6 +139,6 @@ def test_forward_passes_with_more_tokens_cost_more() -> None:
 
 
 def test_pace_is_the_decode_time_per_token_after_the_first() -> None:
-    report = ReplyReport(seconds={"writing": 10.0})
+    report = ReplyReport(seconds={"total": 90.0, "prompt": 80.0, "writing": 10.0})
     assert report.pace(101) == pytest.approx(0.1)
     assert report.pace(1) == 0

@@ -30,17 +30,6 @@ def _clear_looked_up() -> None:
     looked_up.clear()
 
 
-def by_tool_results(*replies: str, calls: str = "You solve") -> Any:
-    """Return a script that picks its reply by the number of tool results in the prompt."""
-
-    def reply(prompt: str) -> str:
-        if calls not in prompt:
-            return "I look it up."
-        return replies[min(prompt.count("\ntool: "), len(replies) - 1)]
-
-    return reply
-
-
 class Agent:
     """Runs an agent by `invoke`, `ainvoke`, `stream` or `astream` and returns its messages."""
 

@@ -21,7 +21,7 @@ from tests.unit.chat import scripted_chat
 INTEGER = {"type": "integer"}
 
 
-def chain(levels: int, width: int) -> dict[str, Any]:
+def reference_tree(levels: int, width: int) -> dict[str, Any]:
     """Return a small schema with a tree of references, which grows exponentially if they are inlined."""
     defs: dict[str, Any] = {
         f"L{level}": {
@@ -82,7 +82,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "not a number": ({"const": float("nan")}, "is JSON"),
 }
 ACCEPTED: dict[str, dict[str, Any]] = {
-    "references": chain(12, 10),
+    "references": reference_tree(12, 10),
     "long enum": {"enum": list(range(9_000))},
     "long text": {"type": "string", "minLength": 5, "maxLength": 10**9},
     "nested lists": {"type": "array", "maxItems": 1000, "items": {"type": "array", "maxItems": 1000, "items": INTEGER}},
@@ -135,7 +135,7 @@ def test_no_engine_receives_a_refused_schema(name: str, usage: str) -> None:
 
 def test_references_are_never_inlined() -> None:
     """The inlined schema would have a million million integers."""
-    tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": chain(12, 10)}}
+    tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": reference_tree(12, 10)}}
     llm = scripted_chat('{"name": "f", "arguments": {}}')
     assert llm.invoke("?", tools=[tool], tool_choice="required").tool_calls[0]["name"] == "f"
     assert llm.engines is not None

@@ -239,19 +239,17 @@ def test_busy_servers_are_retried_after_retry_after_or_a_backoff(tokenizer: HFTo
     assert 3.3 < seconds < 3.8, "Retry-After, then a backoff of about half a second"
 
 
-def test_retries_end_at_max_retries(tokenizer: HFTokenizer) -> None:
+@pytest.mark.parametrize("retries", [0, 2])
+def test_retries_end_at_max_retries(tokenizer: HFTokenizer, retries: int) -> None:
     server = FakeServer(tokenizer, REPLY)
     server.down = True
-
-    async def run(retries: int) -> float:
-        with pytest.raises(EngineError, match="the target at http://one/v1 cannot be reached: connection refused"):
-            await text(engine_on({"one": server}, tokenizer, max_retries=retries))
-        return asyncio.get_running_loop().time()
-
-    assert run_in_virtual_time(run(0)) == 0
-    assert run_in_virtual_time(run(2)) > 0.5
+    engine = engine_on({"one": server}, tokenizer, max_retries=retries)
+    with pytest.raises(EngineError, match="the target at http://one/v1 cannot be reached: connection refused"):
+        run_in_virtual_time(text(engine))
+    assert server.attempts == retries + 1
     with pytest.raises(EngineStartError):
-        asyncio.run(engine_on({"one": server}, tokenizer, max_retries=0).connect())
+        run_in_virtual_time(engine.connect())
+    assert server.attempts == 2 * (retries + 1)
 
 
 async def test_healthy_follows_a_server_that_goes_down_and_returns(tokenizer: HFTokenizer) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -12,6 +12,7 @@ import pytest
 
 from lookahead_agent.engines.processes import available_cores
 from lookahead_agent.hardware.reply_speeds import CPUTime, ReplySpeeds
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -55,9 +56,9 @@ def test_cpu_time_of_a_child_process_counts_as_own() -> None:
     began = CPUTime.now()
     child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        before = psutil.Process(child.pid).cpu_times().user
-        while psutil.Process(child.pid).cpu_times().user - before < 0.2:
-            time.sleep(0.02)
+        process = psutil.Process(child.pid)
+        before = process.cpu_times().user
+        asyncio.run(wait_until(lambda: process.cpu_times().user - before >= 0.2, 60))
         now = CPUTime.now()
     finally:
         child.kill()

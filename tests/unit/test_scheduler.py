@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -137,7 +138,7 @@ def model(letters: str, length: int, salt: int) -> Callable[[Text], Step]:
     """A deterministic model whose step depends on the whole prefix."""
 
     def write(before: Text) -> Step:
-        value = hash((before, salt)) & 0xFFFF
+        value = zlib.crc32(repr((before, salt)).encode())  # `hash` of texts differs between processes
         end = StepEnd.EOS if len(before) >= length else StepEnd.DELIMITER
         if value % 11 == 3:
             end = StepEnd.LIMIT
@@ -188,7 +189,7 @@ def simulate(sim: Simulation, scheduler: LookaheadScheduler, choose: Callable[[i
     assert not sim.running, "no job outlives the reply"
 
 
-verdicts = st.sampled_from(["equal", "all", "none", "odd"])
+verdicts = st.sampled_from(["equal", "all", "none", "b"])
 
 
 def verdict(name: str) -> Callable[[Step, Step], bool]:
@@ -196,7 +197,7 @@ def verdict(name: str) -> Callable[[Step, Step], bool]:
         "equal": lambda a, b: a.token_ids == b.token_ids,
         "all": lambda a, b: True,
         "none": lambda a, b: False,
-        "odd": lambda a, b: hash((a.text, b.text)) % 2 == 1,
+        "b": lambda a, b: a.text == "b",  # accepts different steps, and rejects equal ones
     }[name]
 
 

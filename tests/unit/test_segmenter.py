@@ -233,25 +233,15 @@ def test_delimiter_finder_matches_where_re_does(pattern: re.Pattern[str], text: 
     "pattern",
     [
         r"(?:[a-z. ]+)+[^a-z. ]",
-        r"(?:.+)+\x00",
-        r"(?:\w+\s?)+[^\w\s.]",
         r"(?:[a-z]|[a-z. ])+(?:.|[a-z. ])+[^a-z. ]",
-        r"(?=(?:[a-z. ]+)+[^a-z. ])x",
         r"((?:[a-z. ]+)+)(?:[a-z. ]+)+\1[^a-z. ]",
     ],
 )
 @pytest.mark.timeout(60)
-def test_a_catastrophic_pattern_raises_at_its_timeout_or_matches_in_time(pattern: str) -> None:
-    """Each pattern takes exponential time in `re`."""
-    text = "more words and more. " * 90
-    try:
-        steps = segment(text, Segmentation(delimiter=re.compile(pattern), max_step_tokens=1000))
-    except ConfigurationError as error:
-        steps = []
-        message = str(error)
-    else:
-        message = ""
-    assert "longer than 0.02 s" in message or "".join(step.text for step in steps) == text
+def test_a_catastrophic_pattern_raises_at_its_timeout(pattern: str) -> None:
+    """Each pattern takes exponential time."""
+    with pytest.raises(ConfigurationError, match=r"longer than 0\.02 s"):
+        segment("more words and more. " * 90, Segmentation(delimiter=re.compile(pattern), max_step_tokens=1000))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.server.errors import refusal
 from tests.unit.chat import EqualTextEmbedder, reply_script, scripted_chat, scripted_engines
 from tests.unit.serving import serving
+from tests.unit.test_messages import WHOLE, _tokenizer, chat_with
 from tests.waiting import wait_until
 
 REPLY = "First this.\n\nThen that.\n\nIt is 4."
@@ -108,8 +110,12 @@ def test_header_body_or_node_sets_policy(url: str, headers: dict[str, str], extr
     assert post(url, CHAT | extra, **headers).json()["lookahead"][0]["policy"] == policy
 
 
-def test_chat_template_kwargs_are_accepted(url: str) -> None:
-    assert post(url, CHAT | {"chat_template_kwargs": {"enable_thinking": False}}).status_code == 200
+def test_chat_template_kwargs_set_variables_of_the_template(tmp_path: Path) -> None:
+    llm, prompts = chat_with(_tokenizer(tmp_path, WHOLE + "{{ 'Do not think.' if enable_thinking is false }}"))
+    with serving(llm) as (url, _):
+        for value in (False, True):
+            assert post(url, CHAT | {"chat_template_kwargs": {"enable_thinking": value}}).status_code == 200
+    assert [prompt.endswith("Do not think.") for prompt in prompts] == [True, False]
 
 
 def test_stop_strings_and_max_tokens_end_the_reply(url: str) -> None:

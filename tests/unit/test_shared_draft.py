@@ -120,8 +120,8 @@ def test_proposed_tokens_are_a_bounded_part_of_the_draft_line(
     line.extend(draft)
     found = propose(ids([*PROMPT, *target]), read(buffer), limit)
     assert len(found) <= limit
-    text = ",".join(map(str, [*prefix, *draft]))
-    assert ",".join(map(str, found)) in text
+    tokens = [*prefix, *draft]
+    assert found in [tokens[at : at + len(found)] for at in range(len(tokens))]
 
 
 def proposer(buffer: SharedDraftBuffer, limit: int = 4, context: int = 64, costs: Any = FLAT) -> SharedDraftProposer:
