@@ -152,7 +152,9 @@ async def test_empty_reply_is_replaced_by_the_finisher_or_by_the_results(asynchr
 @pytest.mark.parametrize("asynchronous", [False, True])
 async def test_failed_call_returns_its_error_and_the_tool_signature_for_a_retry(asynchronous: bool) -> None:
     calls = [call(word="nothing"), call(word="broken"), call(term="tea")]
-    messages = await run(agent({FINAL: "It is unknown.", "You solve": [*calls[:2], call(word="tea"), "Tea!"]}), True)
+    messages = await run(
+        agent({FINAL: "It is unknown.", "You solve": [*calls[:2], call(word="tea"), "Tea!"]}), asynchronous
+    )
     assert messages[-1].text == "Tea!"
     first, second, third = results(messages)
     assert first.text.startswith("there is no such word\n\nThe tool is:\n- look_up(word: string, most: integer = 3)")

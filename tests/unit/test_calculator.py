@@ -39,7 +39,8 @@ def test_results_of_expressions(expression: str, result: str) -> None:
      "1 if 1 else 2", "print(1)", "(1).real", "1" * 2000, "max()", "True + 1", "abs(1, 2)", "5 % 0"],
 )  # fmt: skip
 def test_input_that_is_not_arithmetic_raises_a_value_error(expression: str) -> None:
-    with pytest.raises(ValueError, match=r"."):
+    message = "arithmetic|by zero|power is too large|no real square root|longer than 1000|too few or too many"
+    with pytest.raises(ValueError, match=message):
         calculate(expression)
 
 

@@ -15,11 +15,10 @@ from langchain_core.runnables import ConfigurableField
 from langchain_core.tools import tool
 from pydantic import BaseModel, ValidationError
 
-from lookahead_agent import ChatLookahead, VerifierPolicy
+from lookahead_agent import VerifierPolicy
 from lookahead_agent.engines import ScriptedEngine
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.generation.call_options import CallOptions, SamplingArguments, choose_tools, openai_tools
-from lookahead_agent.server.protocol import ChatRequestBody, CompletionRequestBody
+from lookahead_agent.generation.call_options import CallOptions, choose_tools, openai_tools
 from tests.unit.chat import scripted_chat
 from tests.unit.serving import serving
 
@@ -120,15 +119,6 @@ def test_out_of_range_options_are_rejected_before_the_engine_gets_a_request(name
         assert len(str(error.value)) < 300
     assert isinstance(llm.engines.target, ScriptedEngine)  # type: ignore[union-attr]
     assert llm.engines.target.requests == []  # type: ignore[union-attr]
-
-
-def test_fields_calls_and_requests_share_their_bounds() -> None:
-    for name in SamplingArguments.model_fields.keys() - {"max_tokens"}:
-        fields = [
-            model.model_fields[name]
-            for model in (ChatLookahead, CallOptions, ChatRequestBody, CompletionRequestBody, SamplingArguments)
-        ]
-        assert all(field.annotation == fields[-1].annotation for field in fields), name
 
 
 def test_two_choices_from_the_largest_seed_have_different_seeds() -> None:

@@ -173,6 +173,7 @@ def test_crafted_sqlite_checkpoint_runs_no_code(tmp_path: Path) -> None:
 
 def test_crafted_postgres_checkpoint_runs_no_code(database: str, tmp_path: Path) -> None:
     import psycopg
+    from langgraph.checkpoint.postgres import PostgresSaver
 
     marker = tmp_path / "marker"
     with checkpointer(database) as saver:
@@ -187,6 +188,9 @@ def test_crafted_postgres_checkpoint_runs_no_code(database: str, tmp_path: Path)
     with checkpointer(database) as saver:
         assert graph_with(saver).get_state(CONFIG).values == {"found": [f"touch {marker}"]}
     assert not marker.exists()
+    with PostgresSaver.from_conn_string(database) as default:  # as in SQLite, LangGraph's default runs it
+        list(default.list(CONFIG))
+    assert marker.exists()
 
 
 VALUES = [

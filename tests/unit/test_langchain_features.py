@@ -13,7 +13,7 @@ from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.load import dumps, loads
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
-from langchain_core.rate_limiters import InMemoryRateLimiter
+from langchain_core.rate_limiters import BaseRateLimiter
 from langchain_core.runnables import ConfigurableField, RunnableConfig, RunnableLambda
 from langchain_core.tools import tool
 
@@ -196,14 +196,31 @@ def test_configurable_fields_and_alternatives_apply_to_one_call() -> None:
     assert other.invoke("?").text == REPLY
 
 
-def test_fallback_replaces_a_failed_model_and_rate_limiter_is_accepted() -> None:
+def test_fallback_replaces_a_failed_model() -> None:
     broken = ScriptedEngine(ScriptedTokenizer(), [ScriptedStep("x", error="no memory")])
     llm = ChatLookahead(engines=EngineSet(broken), policy="off")
     with pytest.raises(EngineError):
         llm.invoke("?")
     assert llm.with_fallbacks([scripted_chat(REPLY)]).invoke("?").text == REPLY
-    limiter = InMemoryRateLimiter(requests_per_second=1000)
-    assert scripted_chat(REPLY, rate_limiter=limiter).invoke("?").text == REPLY
+
+
+async def test_every_request_first_acquires_the_rate_limiter() -> None:
+    target = ScriptedEngine(ScriptedTokenizer(), [ScriptedStep(REPLY)])
+    requests_before: list[int] = []
+
+    class RecordingLimiter(BaseRateLimiter):
+        def acquire(self, *, blocking: bool = True) -> bool:
+            requests_before.append(len(target.requests))
+            return True
+
+        async def aacquire(self, *, blocking: bool = True) -> bool:
+            return self.acquire(blocking=blocking)
+
+    llm = ChatLookahead(engines=EngineSet(target), policy="off", rate_limiter=RecordingLimiter())
+    llm.invoke("?")
+    await llm.ainvoke("?")
+    list(llm.stream("?"))
+    assert requests_before == [0, 1, 2]
 
 
 @pytest.mark.filterwarnings("ignore:The function `loads`")
@@ -223,31 +240,26 @@ async def test_astream_events_yields_the_reply_outside_a_graph() -> None:
     assert "".join(texts) == REPLY
 
 
-def chat_recording_concurrency() -> tuple[ChatLookahead, list[int]]:
-    """A chat model, and the number of concurrent requests in its target at each delta."""
-    tokenizer = ScriptedTokenizer()
-    concurrency: list[int] = []
+def chat_with_barrier(size: int) -> ChatLookahead:
+    """A chat model whose target replies once it has `size` requests."""
+    barrier = asyncio.Barrier(size)
 
-    class CountingEngine(ScriptedEngine):
+    class WaitingEngine(ScriptedEngine):
         async def generate(self, *arguments: Any) -> Any:  # type: ignore[override]
+            async with asyncio.timeout(20):
+                await barrier.wait()
             async for delta in super().generate(*arguments):
-                concurrency.append(self.in_flight)
                 yield delta
 
-    target = CountingEngine(tokenizer, [ScriptedStep(REPLY, 0.3)])
-    return ChatLookahead(engines=EngineSet(target), policy="off"), concurrency
+    return ChatLookahead(engines=EngineSet(WaitingEngine(ScriptedTokenizer(), [ScriptedStep(REPLY)])), policy="off")
 
 
 async def test_concurrent_calls_share_a_batch() -> None:
-    llm, concurrency = chat_recording_concurrency()
-    await asyncio.gather(*(llm.ainvoke(f"number {n}") for n in range(16)))
-    assert max(concurrency) == 16
-    llm, concurrency = chat_recording_concurrency()
-    assert len(await llm.abatch([f"number {n}" for n in range(32)])) == 32
-    assert max(concurrency) == 32
-    llm, concurrency = chat_recording_concurrency()
-    llm.batch([f"number {n}" for n in range(8)])
-    assert max(concurrency) >= 4
+    questions = [f"number {n}" for n in range(32)]
+    replies = await asyncio.gather(*map(chat_with_barrier(16).ainvoke, questions[:16]))
+    replies += await chat_with_barrier(32).abatch(questions)
+    replies += chat_with_barrier(8).batch(questions[:8], {"max_concurrency": 8})
+    assert [reply.text for reply in replies] == [REPLY] * 56
 
 
 def test_parallel_tool_calls_can_be_disabled_or_forced() -> None:

@@ -75,16 +75,20 @@ async def cancel_calls(llm: ChatLookahead) -> None:
             await call
 
 
-async def time_out_batch(llm: ChatLookahead) -> None:
+async def time_out(llm: ChatLookahead, call: Awaitable[Any]) -> None:
+    """Await a call with a timeout that passes once an engine has a request."""
+    task = asyncio.ensure_future(call)
+    await wait_until(lambda: requests_in_flight(llm) > 0)
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.2):
-            await llm.abatch(["a", "b"])
+        await asyncio.wait_for(task, 0)
+
+
+async def time_out_batch(llm: ChatLookahead) -> None:
+    await time_out(llm, llm.abatch(["a", "b"]))
 
 
 async def time_out_structured_output(llm: ChatLookahead) -> None:
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.2):
-            await llm.with_structured_output(SCHEMA).ainvoke("q")
+    await time_out(llm, llm.with_structured_output(SCHEMA).ainvoke("q"))
 
 
 async def fail_in_a_callback(llm: ChatLookahead) -> None:

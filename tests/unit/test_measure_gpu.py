@@ -26,8 +26,8 @@ def run_script(folder: Path, *parts: str, status: int = 0) -> subprocess.Complet
     for name in ("lookahead-agent", "nvidia-cuda-mps-control"):
         command = commands / name
         command.write_text(
-            f'#!/bin/sh\nfor each in {name} "$@"; do printf "%s\\n" "$each"; done > "{folder}/call.$$"\n'
-            f'printf "%s\\n" "${{VLLM_USE_V2_MODEL_RUNNER-}}" > "{folder}/runner.$$"\nexit {status}\n'
+            f'#!/bin/sh\n{{ printf "%s\\t" {name} "$@"; echo "${{VLLM_USE_V2_MODEL_RUNNER-}}"; }} >> "{folder}/calls"\n'
+            f"exit {status}\n"
         )
         command.chmod(0o755)
     path = f"{commands}{os.pathsep}{os.environ['PATH']}"
@@ -37,8 +37,8 @@ def run_script(folder: Path, *parts: str, status: int = 0) -> subprocess.Complet
 
 
 def recorded_calls(folder: Path) -> list[list[str]]:
-    files = sorted(folder.glob("call.*"), key=lambda file: file.stat().st_mtime_ns)
-    return [file.read_text().splitlines() for file in files]
+    """The name and the arguments of each command, and last the setting of vLLM's model runner."""
+    return [line.split("\t") for line in (folder / "calls").read_text().splitlines()]
 
 
 def test_every_part_is_a_bench_command_that_succeeds(
@@ -49,7 +49,7 @@ def test_every_part_is_a_bench_command_that_succeeds(
     completed = run_script(tmp_path)
     assert (completed.returncode, completed.stderr) == (0, "")
     assert completed.stdout.splitlines() == [f"== {part}" for part in PARTS]
-    benches = [call[1:] for call in recorded_calls(tmp_path) if call[0] == "lookahead-agent"]
+    benches = [call[1:-1] for call in recorded_calls(tmp_path) if call[0] == "lookahead-agent"]
     assert [call[:2] for call in benches] == [["bench", "synthetic"]] * len(PARTS)
     assert [call[call.index("--out") + 1] for call in benches] == [f"results/gpu/{part}.jsonl" for part in PARTS]
     monkeypatch.chdir(tmp_path)
@@ -67,8 +67,7 @@ def test_only_the_named_parts_run_and_unknown_parts_are_rejected(tmp_path: Path)
         "nvidia-cuda-mps-control",
         "lookahead-agent",
     ], "the MPS service runs only for its part"
-    runners = sorted(tmp_path.glob("runner.*"), key=lambda file: file.stat().st_mtime_ns)
-    assert [file.read_text().strip() for file in runners] == ["", "", "", "1"]
+    assert [call[-1] for call in recorded_calls(tmp_path)] == ["", "", "", "1"]
     invalid = run_script(tmp_path, "fast")
     assert invalid.returncode == 2
     assert "choose from start 8b mps" in invalid.stderr

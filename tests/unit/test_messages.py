@@ -333,11 +333,12 @@ def add(a: int, b: int) -> int:
 
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
-ARGUMENTS = ["", " ", "null", "[1]", '"a"', "3", '{"x": "a', "{oops", '{"x": "\\ud83d"}', '{"x": NaN}', "\x00", "}{"]
+INVALID_ARGUMENTS = ["null", "[1]", '"a"', "3", '{"x": "a', "{oops", '{"x": "\\ud83d"}', "\x00", "}{"]
+VALID_ARGUMENTS = {"": "{}", " ": "{}", None: "{}", "{}": "{}", '{"x": 1}': '{"x": 1}', '{"x": NaN}': '{"x": NaN}'}
 
 
 @pytest.mark.parametrize("name", ["add", "", None])
-@pytest.mark.parametrize("arguments", [*ARGUMENTS, None, "{}", '{"x": 1}'])
+@pytest.mark.parametrize("arguments", [*INVALID_ARGUMENTS, *VALID_ARGUMENTS])
 async def test_tool_call_with_any_arguments_is_accepted_in_the_history(
     tokenizer_of: Callable[[str], HFTokenizer], name: str | None, arguments: str | None
 ) -> None:
@@ -352,8 +353,9 @@ async def test_tool_call_with_any_arguments_is_accepted_in_the_history(
         assert llm.invoke(history).text == "Yes."
         assert (await llm.ainvoke(history)).text == "Yes."
         assert "error: not JSON" in prompts[-1]
-        for shown in (name, (arguments or "").strip("\x00")):
-            assert (shown or "") in prompts[-1] or json.loads(arguments or "{}")
+        valid = f"{name} {VALID_ARGUMENTS[arguments]}" if name and arguments in VALID_ARGUMENTS else None
+        for shown in [valid] if valid else [name, (arguments or "").strip("\x00")]:
+            assert (shown or "") in prompts[-1]
         # The next turn works, too.
         assert llm.invoke([*history, {"role": "assistant", "content": "Sorry."}, {"role": "user", "content": "?"}]).text
 

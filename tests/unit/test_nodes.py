@@ -50,11 +50,12 @@ async def test_invoke_and_ainvoke_return_the_same_messages(name: str) -> None:
 async def test_step_timeout_leaves_no_request_in_the_engine(name: str) -> None:
     llm = slow_chat()
     assert llm.engines is not None
-    graph = build(name, llm)
-    graph.step_timeout = 1.0  # LangGraph's timeout of a step
-    with pytest.raises(TimeoutError):
-        await graph.ainvoke(INPUT)
-    target = llm.engines.target
+    graph, target = build(name, llm), llm.engines.target
+    for graph.step_timeout in (1.0, 30.0):  # a loaded machine may need the longer one to start the request
+        with pytest.raises(TimeoutError):
+            await graph.ainvoke(INPUT)
+        if target.requests:  # type: ignore[attr-defined]
+            break
     assert target.requests  # type: ignore[attr-defined]
     await wait_until(lambda: target.in_flight == 0)
 

@@ -498,6 +498,11 @@ def test_redirect_locations_are_resolved_against_the_url(location: str) -> None:
         assert requests[1].extensions["sni_hostname"] == "example.org"
 
 
+REFUSAL = (
+    "is not an http|this is no address|is not allowed|user name|Invalid URL in location|5 redirects|a port that is none"
+)
+
+
 @pytest.mark.parametrize(
     "location",
     [
@@ -509,7 +514,7 @@ def test_redirect_locations_are_resolved_against_the_url(location: str) -> None:
 )  # fmt: skip
 def test_redirects_to_forbidden_or_invalid_urls_raise(location: str) -> None:
     response = httpx.Response(302, headers=[(b"Location", location.encode("latin-1"))])
-    with pytest.raises(ValueError, match=r"."):
+    with pytest.raises(ValueError, match=REFUSAL):
         fetch_recorded("http://example.org/", response)
 
 
@@ -524,7 +529,7 @@ def test_redirects_to_forbidden_or_invalid_urls_raise(location: str) -> None:
     ],
 )  # fmt: skip
 def test_invalid_urls_raise_a_short_error(url: str) -> None:
-    with pytest.raises(ValueError, match=r".") as caught:
+    with pytest.raises(ValueError, match=REFUSAL) as caught:
         fetch_recorded(url, ok_response())
     assert len(str(caught.value)) < 2_000
 
@@ -766,7 +771,7 @@ def test_endless_headers_raise(head: bytes, serve: Callable[[Callable[[socket.so
 # --- search_documents ---
 
 
-def write_pdf(stream: StreamObject, path: Path) -> None:
+def write_pdf(stream: StreamObject, path: Path, pages: int = 1) -> None:
     writer = PdfWriter()
     font = DictionaryObject(
         {
@@ -775,11 +780,20 @@ def write_pdf(stream: StreamObject, path: Path) -> None:
             NameObject("/BaseFont"): NameObject("/Helvetica"),
         }
     )
-    page = writer.add_blank_page(200, 200)
     fonts = DictionaryObject({NameObject("/F1"): writer._add_object(font)})
-    page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
-    page[NameObject("/Contents")] = writer._add_object(stream)
+    contents = writer._add_object(stream)
+    for _ in range(pages):
+        page = writer.add_blank_page(200, 200)
+        page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
+        page[NameObject("/Contents")] = contents
     writer.write(path)
+
+
+def write_endless_pdf(path: Path) -> None:
+    """Write a PDF whose thousand pages take seconds each."""
+    stream = DecodedStreamObject()
+    stream.set_data(b"BT /F1 9 Tf (x) Tj ET\n" * 500_000)
+    write_pdf(stream, path, pages=1000)
 
 
 def test_pdf_bombs_are_left_out_of_the_index(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -788,27 +802,32 @@ def test_pdf_bombs_are_left_out_of_the_index(tmp_path: Path, caplog: pytest.LogC
     bomb._data = zlib.compress(b"BT /F1 9 Tf (x) Tj ET\n" * 6_000_000, 9)
     bomb[NameObject("/Filter")] = NameObject("/FlateDecode")
     write_pdf(bomb, tmp_path / "great.pdf")
-    long_stream = DecodedStreamObject()
-    long_stream.set_data(b"BT /F1 9 Tf (x) Tj ET\n" * 500_000)
-    write_pdf(long_stream, tmp_path / "long.pdf")
     (tmp_path / "loop.pdf").write_bytes(
         b"%PDF-1.4\n1 0 obj<</Type/Catalog/Pages 2 0 R>>endobj\n"
         b"2 0 obj<</Type/Pages/Count 999999999/Kids[2 0 R]>>endobj\n"
-        b"trailer<</Root 1 0 R/Size 3>>\n%%EOF"
+        b"trailer<</Root 1 0 R/Size 3>>\nstartxref\n0\n%%EOF"
     )
     with caplog.at_level(logging.WARNING):
-        index = DocumentIndex(tmp_path, limits=SearchLimits(pdf_seconds=2))
-    assert index.search("green tea")[0].source == "tea.txt:1-1"
-    assert sum("is left out" in line for line in caplog.messages) >= 2
+        index = DocumentIndex(tmp_path, limits=SearchLimits(pdf_seconds=300))
+    assert {passage.source for passage in index.passages} == {"tea.txt:1-1"}
+    great, loop = (line for line in caplog.messages if "is left out" in line)
+    assert "Limit reached while decompressing" in great
+    assert "cyclic page references" in loop
+
+
+def test_pdf_over_its_time_limit_is_left_out_of_the_index(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "tea.txt").write_text("Green tea.")
+    write_endless_pdf(tmp_path / "long.pdf")
+    with caplog.at_level(logging.WARNING):
+        DocumentIndex(tmp_path, limits=SearchLimits(pdf_seconds=1))
+    assert "long.pdf is left out from where it cannot be read: it takes more than 1 s" in caplog.messages
 
 
 def test_kernel_kills_an_endless_pdf_worker(tmp_path: Path) -> None:
     """Only the CPU limit ends the worker, because no agent watches it."""
-    long_stream = DecodedStreamObject()
-    long_stream.set_data(b"BT /F1 9 Tf (x) Tj ET\n" * 500_000)
-    write_pdf(long_stream, tmp_path / "long.pdf")
+    write_endless_pdf(tmp_path / "long.pdf")
     command = [sys.executable, "-I", "-c", program_text("pdf_worker"), str(512 << 20), "1", "1"]
-    completed = subprocess.run(command, input=(tmp_path / "long.pdf").read_bytes(), capture_output=True, timeout=60)
+    completed = subprocess.run(command, input=(tmp_path / "long.pdf").read_bytes(), capture_output=True, timeout=600)
     assert completed.returncode == -signal.SIGKILL
 
 
@@ -1097,8 +1116,7 @@ def test_locked_corrupt_and_missing_databases_raise(database: Path, tmp_path: Pa
     raises(lambda: query(database, "SELECT * FROM items"), "malformed|not a database")
     raises(lambda: make_sql_tool(database), "malformed|not a database")
     database.write_bytes(data[:5_000])
-    with contextlib.suppress(ValueError):
-        query(database, "SELECT * FROM items")
+    raises(lambda: query(database, "SELECT * FROM items"), "malformed")
     (tmp_path / "round").symlink_to("round")
     for path in (
         tmp_path,
@@ -1153,7 +1171,7 @@ def test_tools_raise_nothing_for_any_arguments(every_tool: list[BaseTool], data:
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_tool_functions_raise_only_their_documented_error(every_tool: list[BaseTool], data: st.DataObject) -> None:
+def test_tool_functions_raise_only_their_documented_error(data: st.DataObject) -> None:
     folder = Path(tempfile.gettempdir())
     text, number = data.draw(texts), data.draw(st.integers())
     for attempt in (
@@ -1171,7 +1189,7 @@ def test_tool_functions_raise_only_their_documented_error(every_tool: list[BaseT
     "expression", ["1e" + "9" * 21, "1e-" + "9" * 21, "0e" + "9" * 400, "1e9999999999", "1E+" + "1" * 900]
 )
 def test_exponents_out_of_the_range_of_decimals_are_errors(expression: str) -> None:
-    assert evaluate(expression) in {"error: a number is too large or too small", "error: a number is too large", "0"}
+    assert evaluate(expression) in {"error: a number is too large or too small", "error: a number is too large"}
     assert invoke_tool(calculator, {"expression": expression}).status == "error"
 
 

@@ -42,7 +42,6 @@ def test_timeline_has_a_call_per_node_with_bars_for_its_steps(tmp_path: Path) ->
         assert "".join(bar.text for bar in sorted(kept, key=lambda bar: bar.position)) == REPLY
         assert any(bar.lane == "verifier" and bar.verdict for bar in call.bars)
         assert all(call.start <= bar.start <= bar.end <= call.end + 1e-6 for bar in call.bars)
-    assert calls[0].end <= calls[1].start + 0.05
 
 
 def test_bars_of_one_row_do_not_overlap() -> None:
@@ -130,7 +129,7 @@ def test_calls_on_the_critical_path_are_marked() -> None:
     assert only.critical
 
 
-def test_rows_take_their_time_from_the_recorders_clock(tmp_path: Path) -> None:
+def test_rows_take_their_time_from_the_recorders_clock() -> None:
     ticks = iter(range(1000))
     llm = scripted_chat(REPLY, policy="exact")
     with TraceRecorder(now=lambda: float(next(ticks))) as recorder:
