@@ -22,6 +22,7 @@ import pytest
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
 from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import tool
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command
@@ -32,7 +33,15 @@ from lookahead_agent.agents.checkpoints import checkpointer
 from lookahead_agent.agents.new_project import project_files
 from lookahead_agent.errors import ConfigurationError, MissingExtraError
 from lookahead_agent.testing import scripted_chat, scripted_replies
-from tests.unit.test_graphs import notes, write_note
+
+notes: list[str] = []
+
+
+@tool
+def write_note(text: str) -> str:
+    """Write a note."""
+    notes.append(text)
+    return "written"
 
 
 def program(name: str) -> str:
