@@ -166,7 +166,7 @@ def _problem(name: Isolation, seconds: float = 10) -> str | None:
         return "bwrap is not installed"
     result = start("print('here')", PythonLimits(seconds=seconds), name)
     if result.stopped == "time":  # the machine is busy
-        raise IsolationError(f"the first try of {name} took more than {seconds:g} s")
+        raise IsolationError(f"the first try of {name} took more than {seconds:g} s: try again on an idle machine")
     if result.stopped is None and result.status == 0 and result.output == b"here\n":
         return None
     output = " ".join(result.output.decode(errors="replace").split())
