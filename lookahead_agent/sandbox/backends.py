@@ -158,7 +158,7 @@ def choose(isolation: Isolation) -> Isolation:
 
 
 @cache
-def _problem(name: Isolation, seconds: float = 10) -> str | None:
+def _problem(name: Isolation, seconds: float = 60) -> str | None:
     """Return a backend's entry of `available`. Raises IsolationError, which is not cached, for a temporary failure."""
     if not sys.platform.startswith("linux"):
         return "it needs Linux"

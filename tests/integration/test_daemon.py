@@ -70,7 +70,7 @@ def running_replies() -> int:
     return current.running
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 def test_commands_use_the_daemons_engines_until_down(
     tiny_pair: tuple[Path, Path], folder: Path, in_process: RunCommand, tmp_path: Path
 ) -> None:
@@ -111,7 +111,7 @@ def test_commands_use_the_daemons_engines_until_down(
     assert status(in_process)["replies"] == 2
 
     run([str(COMMAND), "down"])
-    _, alive = psutil.wait_procs(processes, timeout=20)
+    _, alive = psutil.wait_procs(processes, timeout=60)
     assert not alive
     assert sorted(os.listdir(folder)) == ["lock", "log"]
 
@@ -122,7 +122,7 @@ def _without_vllm(folder: Path) -> str:
     return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("folder")
 def test_failed_or_interrupted_start_leaves_no_process(tiny_pair: tuple[Path, Path], in_process: RunCommand) -> None:
     wrong = command(tiny_pair, "up", *OPTIONS, "--engine-arg", "no_such_argument=1")
@@ -133,8 +133,8 @@ def test_failed_or_interrupted_start_leaves_no_process(tiny_pair: tuple[Path, Pa
     started = descendants(up.pid)
     assert started
     up.send_signal(signal.SIGINT)
-    up.communicate(timeout=240)
+    up.communicate(timeout=600)
     assert up.returncode == 130
-    _, alive = psutil.wait_procs(started, timeout=20)
+    _, alive = psutil.wait_procs(started, timeout=60)
     assert not alive
     in_process([str(COMMAND), "status"], expected=3)
