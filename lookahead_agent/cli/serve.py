@@ -150,7 +150,7 @@ def up(
         with start_lock() as lock, bound_socket() as listener, llm:
             llm.start(ProgressBars())
             listener.listen()
-            lock.truncate(0)
+            lock.truncate(0)  # no longer a `starting_pid`
             run_server(llm, daemon_settings(digest), listener, grace)
     else:
         pid = start_daemon([*sys.argv[1:], "--foreground"], lambda line: stderr.print(line, soft_wrap=True))

@@ -16,7 +16,13 @@ import psutil
 from lookahead_agent.engines import background
 from lookahead_agent.engines.processes import mark_detached
 from lookahead_agent.errors import ConfigurationError, EngineStartError
-from lookahead_agent.generation.server_backend import RUNTIME_DIR_VARIABLE, runtime_dir, server_status, socket_path
+from lookahead_agent.generation.server_backend import (
+    RUNTIME_DIR_VARIABLE,
+    is_private,
+    runtime_dir,
+    server_status,
+    socket_path,
+)
 from lookahead_agent.sandbox.working_folder import open_folder
 from lookahead_agent.server import ServerSettings
 
@@ -84,15 +90,16 @@ def start_lock() -> Iterator[TextIO]:
 
 def starting_pid() -> int | None:
     """Return the id of the daemon that is loading its engines, or None if none is."""
-    with suppress(FileNotFoundError), (runtime_dir() / "lock").open() as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            with suppress(ValueError, psutil.Error):
-                process = psutil.Process(int(lock.read()))
-                # A container that shares the folder may have another process of this id.
-                if "--foreground" in process.cmdline():
-                    return process.pid
+    if not is_private(socket_path()):  # a daemon binds its socket before it loads
+        return None
+    with suppress(OSError, ValueError, psutil.Error), (runtime_dir() / "lock").open() as lock:
+        process = psutil.Process(int(lock.read()))
+        # A container that shares the folder may have another process of this id.
+        if "--foreground" in process.cmdline():
+            try:  # last, so that a lock held for a moment cannot refuse a start
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return process.pid
     return None
 
 

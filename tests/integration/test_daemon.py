@@ -63,7 +63,7 @@ def status(in_process: RunCommand) -> Any:
 
 
 def running_replies() -> int:
-    """Number of replies that the daemon generates right now."""
+    """Number of replies that the daemon generates."""
     time.sleep(0.01)
     current = asyncio.run(server_status())
     assert current is not None

@@ -16,7 +16,7 @@ from lookahead_agent import ChatLookahead, VerifierPolicy
 from tests.integration.conftest import TINY_ENGINE
 from tests.integration.tiny_models import make_small_vocabulary_pair
 
-REPLIES = 704
+REPLIES = 1216
 BATCH = 64
 # A correct decoder fails one comparison in ten thousand.
 SIGNIFICANT = 1e-4

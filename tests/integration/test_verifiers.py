@@ -54,7 +54,7 @@ def test_draft_first_verifiers_accept_draft_steps(real: ChatLookahead, policy: s
 
 @pytest.mark.timeout(1200)
 def test_draft_tree_drops_one_of_two_candidates(real: ChatLookahead) -> None:
-    # Which steps are equivalent depends on the models, so this verifier accepts every pair.
+    # The models decide whether steps are equivalent, so this verifier accepts every pair.
     policy = "random:probability=1:width=2:depth=2"
     metadata = real.invoke(PROBLEMS[0], policy=policy, max_tokens=64).response_metadata["lookahead"]
     assert metadata["speculation_disabled"] is None

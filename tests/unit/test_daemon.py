@@ -247,8 +247,8 @@ def test_start_lock_is_exclusive() -> None:
 
 LOADING = """
 import time
-from lookahead_agent.server.daemon import start_lock
-with start_lock() as lock:
+from lookahead_agent.server.daemon import bound_socket, start_lock
+with start_lock() as lock, bound_socket():
     print("loading", flush=True)
     input()
     lock.truncate(0)
@@ -537,6 +537,7 @@ def test_runtime_dir_at_or_below_a_file_is_refused(tmp_path: Path, monkeypatch: 
         monkeypatch.setenv(RUNTIME_DIR_VARIABLE, str(path))
         with pytest.raises(ConfigurationError, match=f"{message}.*{RUNTIME_DIR_VARIABLE}"):
             private_dir()
+        assert starting_pid() is None
     assert file.read_text() == "of somebody"
 
 

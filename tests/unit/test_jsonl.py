@@ -187,6 +187,11 @@ def test_every_form_of_event_is_parsed_in_any_chunks(cuts: list[int]) -> None:
     assert asyncio.run(parsed_events(split(body, cuts))) == expected
 
 
+def test_line_of_many_chunks_is_parsed_whole() -> None:
+    (data,) = asyncio.run(parsed_events([b"data: ", *[b"x" * 100] * 20_000, b"\n\n"]))
+    assert len(data) == 2_000_000
+
+
 @given(st.text(st.one_of(st.sampled_from("\u2028\u2029\x85\x0b\x0c\x1c\n\r"), st.characters(codec="utf-8"))))
 @settings(max_examples=60, deadline=None)
 def test_remote_engine_events_may_contain_separators(text: str) -> None:

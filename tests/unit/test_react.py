@@ -50,7 +50,7 @@ def wait_for(word: str) -> str:
     """Look a word up once the other call is through."""
     executed.append(f"wait_for {word}")
     if not unblocked.is_set():
-        raise KeyboardInterrupt  # stands for the end of the process
+        raise KeyboardInterrupt  # simulates the end of the process
     return f"{word} was waited for"
 
 
@@ -289,7 +289,7 @@ async def test_a_resumed_run_repeats_only_the_unfinished_parallel_call(tmp_path:
             graph.invoke({"messages": [("human", "What are they?")]}, THREAD)
         assert sorted(executed) == ["look_up tea", "wait_for milk"]
     unblocked.set()
-    with checkpointer(tmp_path / "checkpoints.sqlite") as saver:  # stands for a new process: only the file is shared
+    with checkpointer(tmp_path / "checkpoints.sqlite") as saver:  # simulates a new process: only the file is shared
         messages = await run(build_react(llm, [look_up, wait_for], saver), None)
     assert sorted(executed) == ["look_up tea", "wait_for milk", "wait_for milk"]
     assert sorted(result.text for result in results(messages)) == ["milk was waited for", "tea is a drink"]

@@ -649,6 +649,7 @@ def test_root_without_capabilities_runs_code_as_another_user_or_not_at_all(missi
 def test_a_slow_first_try_does_not_rule_a_backend_out(isolation: Isolation) -> None:
     with pytest.raises(IsolationError, match=r"took more than 0\.001 s"):
         backends._problem(isolation, 0.001)
+    assert choose(isolation) == isolation
 
 
 def test_an_unknown_backend_is_rejected() -> None:

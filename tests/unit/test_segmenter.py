@@ -244,6 +244,19 @@ def test_a_catastrophic_pattern_raises_at_its_timeout(pattern: str) -> None:
         segment("more words and more. " * 90, Segmentation(delimiter=re.compile(pattern), max_step_tokens=1000))
 
 
+@pytest.mark.parametrize("pattern", [r"(?:.+)+\x00", r"(?:\w+\s?)+[^\w\s.]", r"(?=(?:[a-z. ]+)+[^a-z. ])x"])
+@pytest.mark.timeout(60)
+def test_a_catastrophic_pattern_of_re_matches_in_time_or_raises(pattern: str) -> None:
+    """The `regex` module matches each in time, unless the machine is slow."""
+    text = "more words and more. " * 90
+    try:
+        steps = segment(text, Segmentation(delimiter=re.compile(pattern), max_step_tokens=1000))
+        outcome = "".join(step.text for step in steps)
+    except ConfigurationError as error:
+        outcome = str(error)
+    assert outcome == text or "longer than 0.02 s" in outcome
+
+
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
