@@ -116,7 +116,8 @@ def serve(
 
 def _keys(file: Path | None) -> tuple[SecretStr, ...]:
     """Read the API keys of the environment and of a file; no error contains one."""
-    keys, sources = [], {_KEY: [os.environ[_KEY]] if os.environ.get(_KEY) else []}
+    keys: list[SecretStr] = []
+    sources = {_KEY: [os.environ[_KEY]] if os.environ.get(_KEY) else []}
     if file is not None:
         try:
             lines = file.read_text(encoding="ascii").splitlines()

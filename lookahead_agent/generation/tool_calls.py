@@ -181,7 +181,7 @@ STRICT_NUMBERS: dict[str, Any] = {"parse_constant": _reject_nan, "parse_float": 
 
 
 def reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build an object as `object_pairs_hook`; raises ValueError for a key that occurs twice, which parsers read apart."""
+    """Build an object as `object_pairs_hook`; raises ValueError for a key that occurs twice."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
         ((duplicate, _),) = Counter(key for key, _ in pairs).most_common(1)

@@ -20,7 +20,6 @@ from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.engines import background
 from lookahead_agent.generation.backend import GenerateRequest, request_from_json
 from lookahead_agent.generation.server_backend import CHAT_PATH, ENGINES_HEADER, STATUS_PATH, WARM_PATH, ServerStatus
-from lookahead_agent.progress import Progress
 from lookahead_agent.server import ServerSettings
 from lookahead_agent.server.body import BodyReader
 from lookahead_agent.server.clients import Client
@@ -37,18 +36,13 @@ Endpoint = Callable[[Request, Client], Awaitable[Response]]
 def create_app(
     llm: ChatLookahead,
     settings: ServerSettings | None = None,
-    progress: Progress | None = None,
-    on_start: Callable[[Exception | None], None] | None = None,
+    start: EngineStart | None = None,
 ) -> Starlette:
-    """Create the ASGI application; its lifespan starts and closes the engines of the chat model.
-
-    Until they have started, requests get status 503. `progress` shows the start, and `on_start` is called at its end,
-    with the error if there is one.
-    """
+    """Create the ASGI application; its lifespan starts the engines of the chat model, by `start`, and closes them."""
     settings = settings or ServerSettings()
     writer, bodies = ReplyWriter(llm, settings), BodyReader(settings.request_timeout)
     created = int(time.time())
-    start = EngineStart(llm, progress, on_start)
+    start = start or EngineStart(llm)
     errors = ErrorReplies(writer.metrics.count_error, with_exceptions=settings.engines_digest is not None)
 
     @asynccontextmanager

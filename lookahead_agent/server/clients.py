@@ -46,9 +46,7 @@ class Clients:
             return self._anybody
         scheme, _, sent = (header or "").partition(" ")
         # Each key is compared, in constant time, so that the time tells neither a key nor which one is close.
-        equal = [
-            client for key, client in self._clients.items() if secrets.compare_digest(sent.strip().encode(), key)
-        ]
+        equal = [client for key, client in self._clients.items() if secrets.compare_digest(sent.strip().encode(), key)]
         if scheme.lower() != "bearer" or not equal:
             raise RefusedError(
                 401,

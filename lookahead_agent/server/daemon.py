@@ -32,7 +32,12 @@ _COMMAND = "from lookahead_agent.cli.app import main; main()"
 
 def daemon_settings(engines_digest: str, *, start_models: bool = False) -> ServerSettings:
     """The daemon's settings, with limits that this user's programs cannot reach in practice."""
-    limits: dict[str, Any] = {"max_body_bytes": 64 << 20, "max_tokens": 2**31 - 1, "concurrent": 1 << 16, "connections": 1 << 16}
+    limits: dict[str, Any] = {
+        "max_body_bytes": 64 << 20,
+        "max_tokens": 2**31 - 1,
+        "concurrent": 1 << 16,
+        "connections": 1 << 16,
+    }
     return ServerSettings.model_validate({"engines_digest": engines_digest, "start_models": start_models, **limits})
 
 

@@ -13,13 +13,17 @@ _RETRY_AFTER = 5  # seconds after which a client may try again while the models 
 
 
 class EngineStart:
-    """Starts the engines of a chat model beside the server, which refuses requests meanwhile.
+    """Starts the engines of a chat model when the server starts.
 
-    `on_end` is called with None, or with the error of the start.
+    With `on_end`, the server answers meanwhile, and refuses requests; the function is called with None, or with the
+    error of the start. Without it, the server's own start waits.
     """
 
     def __init__(
-        self, llm: ChatLookahead, progress: Progress | None, on_end: Callable[[Exception | None], None] | None
+        self,
+        llm: ChatLookahead,
+        on_end: Callable[[Exception | None], None] | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self._llm = llm
         self._progress = progress
@@ -28,9 +32,14 @@ class EngineStart:
         self._error: Exception | None = None
 
     async def begin(self) -> None:
-        """Begin the start, and wait for it briefly."""
+        """Begin the start, and wait for it, briefly if the server answers meanwhile; raises its error else."""
         self._task = asyncio.create_task(self._start())
-        await asyncio.wait({self._task}, timeout=_QUICK_SECONDS)
+        if self._on_end is not None:
+            await asyncio.wait({self._task}, timeout=_QUICK_SECONDS)
+            return
+        await self._task
+        if self._error is not None:
+            raise self._error
 
     async def _start(self) -> None:
         try:

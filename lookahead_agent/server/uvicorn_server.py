@@ -21,6 +21,7 @@ from lookahead_agent.generation.server_backend import peer
 from lookahead_agent.progress import Progress
 from lookahead_agent.server import ServerSettings
 from lookahead_agent.server.app import create_app
+from lookahead_agent.server.start import EngineStart
 
 logger = logging.getLogger(__name__)
 
@@ -121,9 +122,10 @@ def run_server(
         elif on_ready is not None:
             on_ready()
 
+    app = create_app(llm, settings, EngineStart(llm, end_start, progress))
     # uvicorn's log records go to the root handler, which removes terminal escape sequences.
     options: dict[str, Any] = {"log_level": "warning", "log_config": None, "timeout_graceful_shutdown": grace}
-    server = BoundedServer(ServerConfig(create_app(llm, settings, progress, end_start), settings, **options))
+    server = BoundedServer(ServerConfig(app, settings, **options))
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
         signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     try:
