@@ -1,13 +1,41 @@
-"""What code that the library does not control may do to a reply: raise anything, or never return."""
+"""Runs code that the library does not control, which may block, raise anything, or never return."""
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Collection
-from typing import Any
+import time
+import weakref
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from typing import Any, TypeVar
+
+from lookahead_agent.engines.foreign_loop import ForeignLoop
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 CLOSE_SECONDS = 10.0  # until a request or a job that does not end is abandoned
+
+
+# By class: an instance that blocks the loop keeps its thread, and later calls get a new one.
+_LOOPS: weakref.WeakKeyDictionary[type, ForeignLoop] = weakref.WeakKeyDictionary()
+
+
+def is_foreign(part: object) -> bool:
+    """Whether a verifier, or a model that it asks, runs in an event loop of its own: a user's class does.
+
+    A loop with a clock of its own, as in a simulation, runs everything itself: another loop would wait in real time.
+    """
+    if type(part).__module__.partition(".")[0] == "lookahead_agent":
+        return False
+    return abs(asyncio.get_running_loop().time() - time.monotonic()) < 1
+
+
+async def call_part(part: object, call: Callable[[], Awaitable[T]]) -> T:
+    """Await a call of a verifier, or of a model that it asks; a foreign one cannot block or end the decoder's loop."""
+    if not is_foreign(part):
+        return await call()
+    cls = type(part)
+    return await _LOOPS.setdefault(cls, ForeignLoop(f"lookahead-agent-{cls.__name__}")).arun(call)
 
 
 def is_cancelled() -> bool:

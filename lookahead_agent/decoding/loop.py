@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -11,7 +11,7 @@ from typing import Any, Literal
 from lookahead_agent.decoding import step as steps
 from lookahead_agent.decoding.accounting import ReplyClock, ReplyReport
 from lookahead_agent.decoding.draft_follower import DraftFollower
-from lookahead_agent.decoding.foreign import describe, is_cancelled, wait_for_end
+from lookahead_agent.decoding.foreign import call_part, describe, is_cancelled, is_foreign, wait_for_end
 from lookahead_agent.decoding.prefixes import Prefixes, without_surrogates
 from lookahead_agent.decoding.progress import stall_limit
 from lookahead_agent.decoding.request import DecodingSettings, OnStep, Reply, ReplyRequest, StepEvent, StepEventKind
@@ -112,6 +112,8 @@ class _Loop:
         self._waits_for_draft = settings.synchronous or isinstance(self.verifier, DraftVerifier)
         self._patience: dict[Part, float] = {"draft": settings.patience, "verifier": settings.patience}
         self._silent: dict[int, Part] = {}  # jobs that are late or have timed out
+        self._is_foreign = is_foreign(self.verifier)  # whether a user's class verifies
+        self._asking: asyncio.Task[None] | None = None  # asks it whether a step is ruled out
         self._verifier_waited = 0.0  # seconds since the last verdict, carried over from aborted jobs
 
     async def run(self) -> Reply:
@@ -273,18 +275,46 @@ class _Loop:
             if draft is None or not draft.generated or candidate.rank in target.refuted:
                 continue
             target_so_far = target_so_far or self._partial(target)
-            if self._refutes(self._early, self._partial(draft), target_so_far):
-                target.refuted |= {candidate.rank}
-                self._report.refuted += 1
-                self._events.put_nowait(steps.Refuted(node.target_job, candidate.rank))
+            if self._early is None:
+                return
+            if self._is_foreign:
+                if self._asking is None or self._asking.done():
+                    ask = self._ask_early(self._early, self._partial(draft), target_so_far, target, candidate.rank)
+                    self._asking = asyncio.get_running_loop().create_task(ask)
+            elif self._refutes(self._early, self._partial(draft), target_so_far):
+                self._refuted(target, candidate.rank)
 
     def _refutes(self, verifier: EarlyVerifier, draft: PartialStep, target: PartialStep) -> bool:
+        """Ask a verifier, whose error must not fail the model's job that asks: the answer only saves work."""
         try:
             return bool(verifier.refutes(draft, target))
-        except BaseException as error:  # it only saves work, and runs in a job of a model
+        except BaseException as error:
             self._early = None
             logger.warning("the verifier cannot rule out steps early: %s", describe(error))
             return False
+
+    async def _ask_early(
+        self, verifier: EarlyVerifier, draft: PartialStep, so_far: PartialStep, target: StepWriter, rank: int
+    ) -> None:
+        """Ask a user's verifier about a pair, one at a time: it may take longer than the next token."""
+
+        draft, so_far = (replace(part, token_ids=tuple(part.token_ids)) for part in (draft, so_far))
+
+        async def refutes() -> bool:
+            return self._refutes(verifier, draft, so_far)
+
+        if (
+            await call_part(verifier, refutes)
+            and target.job in self._streams.writers
+            and not target.complete
+            and rank not in target.refuted
+        ):
+            self._refuted(target, rank)
+
+    def _refuted(self, target: StepWriter, rank: int) -> None:
+        target.refuted |= {rank}
+        self._report.refuted += 1
+        self._events.put_nowait(steps.Refuted(target.job, rank))
 
     def _partial(self, writer: StepWriter) -> PartialStep:
         if writer.complete is not None:
@@ -297,19 +327,21 @@ class _Loop:
         node, draft = writer.node, writer.complete
         assert draft is not None
         question, before = self.request.question, self._prefixes.text(node)
+        verify: Callable[[], Awaitable[Verdict]]
+        if isinstance(self.verifier, DraftVerifier):
+            prefix = tuple(self._prefixes.ids(node, Source.TARGET))
+            verify = partial(self.verifier.verify_draft, DraftStep(question, before, draft, prefix))
+        else:
+            assert self.verifier is not None
+            assert target is not None
+            verify = partial(self.verifier.verify, StepPair(question, before, draft, target, node.position))
         loop, limit = asyncio.get_running_loop(), self.settings.verifier_timeout
         since = loop.time() - self._verifier_waited
         self._watch(job, lambda: since, lambda: self._patience["verifier"], partial(self._late, "verifier"))
         with self._clock.verifier:
             try:
                 async with asyncio.timeout(limit) as timeout:
-                    if isinstance(self.verifier, DraftVerifier):
-                        prefix = tuple(self._prefixes.ids(node, Source.TARGET))
-                        verdict = await self.verifier.verify_draft(DraftStep(question, before, draft, prefix))
-                    else:
-                        assert self.verifier is not None
-                        assert target is not None
-                        verdict = await self.verifier.verify(StepPair(question, before, draft, target, node.position))
+                    verdict = await call_part(self.verifier, verify)
             except asyncio.CancelledError:
                 self._verifier_waited = loop.time() - since
                 raise
@@ -407,9 +439,10 @@ class _Loop:
 
     async def _clean(self) -> None:
         """Cancel every job, abort every engine request and count their tokens."""
-        for task in self._tasks.values():
+        tasks = [*self._tasks.values(), *([self._asking] if self._asking is not None else [])]
+        for task in tasks:
             task.cancel()
-        await wait_for_end(list(self._tasks.values()))
+        await wait_for_end(tasks)
         if self._follower is not None:
             await self._follower.close()
         try:

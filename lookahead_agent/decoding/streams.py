@@ -151,9 +151,9 @@ class Streams:
         """Read a stream's next tokens and extend its timeout; False at the end of the stream."""
         more = await stream.read()
         when, now = idle_timeout.when(), asyncio.get_running_loop().time()
-        if when is not None and (limit := self.limits[stream.source]) is not None:
-            if when < now + limit - _PRECISION:
-                idle_timeout.reschedule(now + limit)
+        limit = self.limits[stream.source]
+        if when is not None and limit is not None and when < now + limit - _PRECISION:
+            idle_timeout.reschedule(now + limit)
         if stream.source is Source.DRAFT:
             self.draft_silent_since = now
             self.clock.draft_writes()
