@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-CLOSE_SECONDS = 10.0  # until a request or a job that does not end is abandoned
+_CLOSE_SECONDS = 10.0  # until a request or a job that does not end is abandoned
 
 
 # By class: an instance that blocks the loop keeps its thread, and later calls get a new one.
@@ -53,19 +53,24 @@ def describe(error: BaseException) -> str:
 
 
 async def close_request(deltas: AsyncGenerator[Any, None]) -> None:
-    """Close an engine request; an engine that fails to close it, or does not end, is logged."""
-    try:
-        async with asyncio.timeout(CLOSE_SECONDS):
+    """Close an engine request; an engine that fails to close it, or never ends, is logged."""
+
+    async def close() -> None:
+        try:
             await deltas.aclose()
-    except BaseException as error:
-        if is_cancelled():
-            raise
-        logger.warning("closing an engine request failed: %s", describe(error))
+        except BaseException as error:
+            if is_cancelled():
+                raise
+            logger.warning("closing an engine request failed: %s", describe(error))
+
+    closing = asyncio.get_running_loop().create_task(close())
+    await wait_for_end([closing])
+    closing.cancel()
 
 
 async def wait_for_end(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Wait until cancelled tasks have ended; abandon those that catch their cancellation and continue."""
+    """Wait until tasks that were told to end have ended; abandon those that go on."""
     if tasks:
-        _, left = await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
+        _, left = await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
         if left:
-            logger.warning("%d requests ignore their cancellation and are abandoned", len(left))
+            logger.warning("%d requests do not end %g s after they were told to: abandoned", len(left), _CLOSE_SECONDS)

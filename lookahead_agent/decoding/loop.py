@@ -114,6 +114,7 @@ class _Loop:
         self._silent: dict[int, Part] = {}  # jobs that are late or have timed out
         self._is_foreign = is_foreign(self.verifier)  # whether a user's class verifies
         self._asking: asyncio.Task[None] | None = None  # asks it whether a step is ruled out
+        self._verifying: dict[int, float] = {}  # by verification job: since when the verifier is silent
         self._verifier_waited = 0.0  # seconds since the last verdict, carried over from aborted jobs
 
     async def run(self) -> Reply:
@@ -183,8 +184,10 @@ class _Loop:
             limit, progress = stall_limit(stall, writer.stream.prompt_length), self._streams.target_progress
             self._watch(job, lambda: max(now, progress.advanced_at), lambda: limit, self._stalled)
         elif source is Source.DRAFT and self._waits_for_draft:
-            since = lambda: self._streams.draft_silent_since or now  # noqa: E731
-            self._watch(job, since, lambda: self._patience["draft"], partial(self._late, "draft"))
+            streams, patience = self._streams, self._patience
+            self._watch(
+                job, lambda: streams.draft_silent_since, lambda: patience["draft"], partial(self._late, "draft")
+            )
 
     def _commit(self, node: Node) -> None:
         writer = self._streams.writers.pop(node.job)
@@ -199,8 +202,12 @@ class _Loop:
         task = self._tasks.get(job)
         if task is not None:
             task.cancel()
+        if (since := self._verifying.pop(job, None)) is not None:
+            self._verifier_waited = asyncio.get_running_loop().time() - since
         if job in self._streams.writers:
             writer = self._decided(job)
+            if writer.complete is None and writer.stream.source is Source.DRAFT:
+                self._streams.draft_aborted()
             writer.stream.counts.aborted += writer.generated
             self._emit_step("aborted", writer)
             self._retire(writer.stream, task)
@@ -221,11 +228,7 @@ class _Loop:
         with self._clock.draft if source is Source.DRAFT else self._clock.target:
             try:
                 async with self._streams.idle_timeout(source) as idle_timeout:
-                    try:
-                        return await self._read_step(writer, idle_timeout)
-                    except asyncio.CancelledError:
-                        self._streams.step_aborted(source)
-                        raise
+                    return await self._read_step(writer, idle_timeout)
             except TimeoutError as error:
                 if not idle_timeout.expired():
                     raise
@@ -336,20 +339,18 @@ class _Loop:
             assert target is not None
             verify = partial(self.verifier.verify, StepPair(question, before, draft, target, node.position))
         loop, limit = asyncio.get_running_loop(), self.settings.verifier_timeout
-        since = loop.time() - self._verifier_waited
+        since = self._verifying[job] = loop.time() - self._verifier_waited
         self._watch(job, lambda: since, lambda: self._patience["verifier"], partial(self._late, "verifier"))
         with self._clock.verifier:
             try:
                 async with asyncio.timeout(limit) as timeout:
                     verdict = await call_part(self.verifier, verify)
-            except asyncio.CancelledError:
-                self._verifier_waited = loop.time() - since
-                raise
             except TimeoutError as error:
                 if not timeout.expired():
                     raise
                 self._silent[job] = "verifier"
                 raise _SilenceError("the verifier", limit) from error
+        self._verifying.pop(job, None)
         self._verifier_waited = 0.0
         if verdict.score is not None and math.isnan(verdict.score):
             raise EngineError("the verifier's score is not a number")

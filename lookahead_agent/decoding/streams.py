@@ -104,6 +104,8 @@ class Streams:
             del self._continuable[node.job]
         else:
             stream = self._open(self.prefixes.ids(node, source), source, sampling, max(1, budget))
+        if source is Source.DRAFT:
+            self.draft_silent_since = asyncio.get_running_loop().time() - self.draft_waited
         rules = self._rules[source]
         if awaits_thinking and self.request.regions.thinking is not None:
             rules = replace(rules, thinking_marker=self.request.regions.thinking.open)
@@ -139,13 +141,12 @@ class Streams:
         """Create the context in which a step is read: TimeoutError if no token arrives within the model's limit."""
         now, limit = asyncio.get_running_loop().time(), self.limits[source]
         if source is Source.DRAFT:
-            now = self.draft_silent_since = now - self.draft_waited
+            now -= self.draft_waited
         return asyncio.timeout_at(None if limit is None else now + limit)
 
-    def step_aborted(self, source: Source) -> None:
-        """Record that a step was aborted while it was being read."""
-        if source is Source.DRAFT:
-            self.draft_waited = asyncio.get_running_loop().time() - self.draft_silent_since
+    def draft_aborted(self) -> None:
+        """Record that a draft step was aborted while it was being read, before another one starts."""
+        self.draft_waited = asyncio.get_running_loop().time() - self.draft_silent_since
 
     async def read(self, stream: Stream, idle_timeout: asyncio.Timeout) -> bool:
         """Read a stream's next tokens and extend its timeout; False at the end of the stream."""
