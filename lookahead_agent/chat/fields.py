@@ -51,6 +51,9 @@ class EngineFields(BaseModel):
     """API key for `embedding_url`."""
     timeout: float | None = Field(None, gt=0)
     """Seconds without a token after which the target has failed; None: never in this process, 600 behind a server."""
+    stall_timeout: float | None = Field(120.0, gt=0)
+    """Seconds in which the target's engine in this process gives no token to any call, after which it has failed; each
+    token of a prompt adds a tenth of a second. None: never. For a target behind a server, it applies only if set."""
     max_retries: int = Field(2, ge=0)
     """Retries of a server request that fails before the server answers."""
 
