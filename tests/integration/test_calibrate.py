@@ -1,11 +1,9 @@
-"""Step pairs of the tiny pair, labelled by their outcomes and scored."""
+"""Step pairs of the packaged pair, labelled by their outcomes and scored."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-
-import pytest
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.bench.problems import dataset_file, read_problems
@@ -13,26 +11,12 @@ from lookahead_agent.calibration.collector import Collector
 from lookahead_agent.calibration.fit import MEASURES
 from lookahead_agent.calibration.pairs import OutcomeRule
 from lookahead_agent.progress import LogProgress
-from tests.integration.conftest import TINY_ENGINE
 
 
-@pytest.mark.usefixtures("tiny")
-def test_collector_labels_step_pairs_and_computes_every_measure(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
-    # With the engines of `tiny`, and the embedding model that this policy needs.
-    llm = ChatLookahead(
-        model=str(tiny_pair[0]),
-        draft_model=str(tiny_pair[1]),
-        policy="balanced",
-        depth=4,
-        token_speculation="none",
-        temperature=0,
-        max_tokens=96,
-        engine_args=TINY_ENGINE,
-        draft_engine_args=TINY_ENGINE,
-        return_token_ids=True,
-    )
+def test_collector_labels_step_pairs_and_computes_every_measure(real: ChatLookahead, tmp_path: Path) -> None:
     rule = OutcomeRule(seeds=2, margin=2, confirm=3)
     problems = read_problems(dataset_file("own"), 3)
+    llm = real.model_copy(update={"max_tokens": 96})
     collector = Collector(llm, problems, tmp_path / "pairs.jsonl", rule=rule, measures=MEASURES, at_once=6)
     collector.run(LogProgress())
     pairs = collector.pairs
@@ -51,6 +35,5 @@ def test_collector_labels_step_pairs_and_computes_every_measure(tiny_pair: tuple
         assert -1 <= pair.scores["similarity"] <= 1.0001
         assert 0 <= pair.scores["p_aligned"] <= 1
         assert 0 <= pair.scores["p_swapped"] <= 1
-    certified = llm.invoke(problems[0].question, policy="risk=0.02", max_tokens=24).response_metadata["lookahead"]
+    certified = real.invoke(problems[0].question, policy="risk=0.02", max_tokens=24).response_metadata["lookahead"]
     assert certified["certificate"].startswith(("exact, since", "risk "))
-    llm.close()

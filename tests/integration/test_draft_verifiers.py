@@ -9,9 +9,7 @@ QUESTION = questions(1, seed=41)[0]
 
 
 def test_likelihood_verifier_accepts_draft_steps(tiny: ChatLookahead) -> None:
-    # Synchronous: the target waits for a draft that is as slow as itself.
-    policy = "likelihood:likelihood=-50:synchronous=true"
-    metadata = tiny.invoke(QUESTION, policy=policy).response_metadata["lookahead"]
+    metadata = tiny.invoke(QUESTION, policy="likelihood:likelihood=-50").response_metadata["lookahead"]
     assert metadata["speculation_disabled"] is None
     assert metadata["accepted"] > 0
     assert metadata["judge_calls"] >= metadata["accepted"]
@@ -21,6 +19,7 @@ def test_likelihood_verifier_accepts_draft_steps(tiny: ChatLookahead) -> None:
 
 def test_draft_tree_drops_one_of_two_candidates(tiny: ChatLookahead) -> None:
     # The models decide whether steps are equivalent, so this verifier accepts every pair.
+    # Synchronous: the target waits for a draft that is as slow as itself.
     policy = "random:probability=1:width=2:depth=2:synchronous=true"
     metadata = tiny.invoke(QUESTION, policy=policy).response_metadata["lookahead"]
     assert metadata["speculation_disabled"] is None

@@ -118,7 +118,8 @@ def test_interleaved_conversations_prefill_only_new_tokens(fields: dict[str, Any
 def test_warmed_prompt_is_in_the_prefix_cache(fields: dict[str, Any]) -> None:
     """`test_template_prefixes.py` tests a draft with an engine of its own."""
     prefix = [SystemMessage("".join(random.Random(8).choices(WORDS, k=200))), HumanMessage("")]
-    with ChatLookahead(**fields) as llm:
+    # The other context length is of no engine here, so this model has the running engine, and starts it itself.
+    with ChatLookahead(**fields, draft_engine_args={"max_model_len": 512}) as llm:
         llm.warm(prefix)
         assert llm.backend.running is None, "`warm` starts no engine"
         llm.start()

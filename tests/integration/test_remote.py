@@ -22,6 +22,7 @@ from lookahead_agent.engines import background
 from lookahead_agent.engines.processes import end_processes
 from lookahead_agent.engines.protocol import top_logprobs
 from lookahead_agent.errors import EngineError
+from lookahead_agent.verifiers.judge import RemoteJudge
 from tests.integration.conftest import TINY_ENGINE, descendants
 from tests.integration.servers import TINY, free_port, vllm_server, wait_until_healthy
 from tests.integration.tiny_models import questions
@@ -173,11 +174,18 @@ def judge_policy(p_aligned: float) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_judge_behind_a_server_judges_draft_steps(pair: ServerPair) -> None:
+def test_judge_behind_a_server_answers_with_probabilities(pair: ServerPair) -> None:
     with judged(pair, pair.target_port) as llm:
-        entry = metadata(llm.invoke(QUESTION, policy=judge_policy(0.0)))
-    assert entry["speculation_disabled"] is None
-    assert entry["judge_calls"] > 0
+        llm.start()
+        assert llm.backend.running is not None
+        judge = llm.backend.running.judge
+        assert isinstance(judge, RemoteJudge)
+        messages = [{"role": "user", "content": QUESTION}]
+        probabilities = background.run(judge.first_token_probabilities(messages))
+        assert len(probabilities) > 10
+        assert 0.1 < sum(probabilities.values()) <= 1.0001
+        likeliest = max(probabilities, key=lambda text: probabilities[text])
+        assert llm.invoke(QUESTION, policy="off", max_tokens=1).text == likeliest
 
 
 @pytest.mark.usefixtures("tiny")

@@ -46,6 +46,7 @@ def test_token_speculation_is_lossless(
         model=str(tiny_pair[0]),
         draft_model=str(tiny_pair[1]),
         policy="exact",
+        depth=4,  # else the target would be started once alone and once beside the draft
         temperature=0,
         max_tokens=96,
         token_speculation=method,
@@ -74,6 +75,7 @@ def test_draft_model_is_lossless_pauses_under_load_and_skips_unread_prompts(
         model=str(tiny_pair[0]),
         draft_model=str(tiny_pair[1]),
         policy="exact",
+        depth=4,
         temperature=0,
         max_tokens=96,
         token_speculation={

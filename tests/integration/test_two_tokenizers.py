@@ -26,7 +26,7 @@ def mixed(
         depth=4,
         token_speculation="none",
         temperature=0,
-        max_tokens=96,
+        max_tokens=40,
         engine_args=TINY_ENGINE,
         draft_engine_args=TINY_ENGINE,
         return_token_ids=True,
