@@ -4,8 +4,9 @@ import json
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -156,6 +157,7 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 _NOT_RUNNING = 3  # Exit status of `status` if nothing runs, as for service managers
+_END_SECONDS = 600.0  # until `down` gives a daemon up that does not end
 _FOREGROUND = "Stay in the foreground, as for a service manager."
 
 
@@ -238,8 +240,19 @@ def down() -> None:
     try:
         process = psutil.Process(pid)
         process.terminate()
-        process.wait()
+        _wait(process)
     except psutil.NoSuchProcess:
         return
     except psutil.Error as error:
         raise EngineError(f"process {pid} cannot be ended: {error}") from error
+
+
+def _wait(process: psutil.Process) -> None:
+    """Wait for the end of the daemon, whose running replies have time; raises EngineError if it cannot end."""
+    deadline = time.monotonic() + _END_SECONDS
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        if process.status() == psutil.STATUS_STOPPED or time.monotonic() > deadline:
+            state = "is stopped" if process.status() == psutil.STATUS_STOPPED else "does not end"
+            raise EngineError(f"process {process.pid} {state}: `kill -9 {process.pid}` ends it and its engines")
+        with suppress(psutil.TimeoutExpired):
+            process.wait(0.5)

@@ -18,10 +18,10 @@ class RunningModels:
         """Raise PolicyError if a policy needs models that do not run."""
         missing = _roles(policy) - self._started - self._running()
         if missing:
-            models = " and ".join(sorted(missing))
+            roles = ", ".join(sorted(missing))
             raise PolicyError(
-                f"the policy {policy.name!r} needs the {models} model, which does not run here: the server's owner can "
-                f"start it with --policy {policy.name}, or allow requests to start models with --start-models"
+                f"the policy {policy.name!r} needs models that do not run here ({roles}): the server's owner can start "
+                f"them with --policy {policy.name}, or let requests start models with --start-models"
             )
 
     def _running(self) -> frozenset[str]:
