@@ -240,14 +240,14 @@ def down() -> None:
     try:
         process = psutil.Process(pid)
         process.terminate()
-        _wait(process)
+        wait_for_end(process)
     except psutil.NoSuchProcess:
         return
     except psutil.Error as error:
         raise EngineError(f"process {pid} cannot be ended: {error}") from error
 
 
-def _wait(process: psutil.Process) -> None:
+def wait_for_end(process: psutil.Process) -> None:
     """Wait for the end of the daemon, whose running replies have time; raises EngineError if it cannot end."""
     deadline = time.monotonic() + _END_SECONDS
     while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:

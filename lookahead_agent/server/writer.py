@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from lookahead_agent.chat.messages import from_openai
 from lookahead_agent.chat.model import ChatLookahead
+from lookahead_agent.decoding import StepEvent
 from lookahead_agent.engines import background
 from lookahead_agent.generation.backend import ChatReply, GenerateEvent, GenerateRequest, TextDelta
 from lookahead_agent.generation.call_options import CallOptions, SamplingArguments
@@ -204,7 +205,8 @@ class ReplyWriter:
         with self._stalls.watch(request.target_timeout) as progress:
             async with aclosing(background.astream(self.llm.backend.generate(request))) as events:
                 async for event in events:
-                    progress()
+                    if not isinstance(event, StepEvent):  # the end of a failed reply has some
+                        progress()
                     if isinstance(event, ChatReply):
                         self.replies += 1
                         self.metrics.count_reply(event, time.monotonic() - started, first)

@@ -48,7 +48,7 @@ def constraints(llm: ChatLookahead) -> list[Any]:
 
 
 def client_of(llm: ChatLookahead) -> TestClient:
-    return TestClient(create_app(llm, ServerSettings()))
+    return TestClient(create_app(llm, ServerSettings()), base_url="http://localhost")
 
 
 async def replies_of_all_methods(llm: ChatLookahead, **options: Any) -> list[AIMessage]:
