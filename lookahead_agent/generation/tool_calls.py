@@ -81,6 +81,11 @@ class ParsedReply:
         call_id = f"call_{uuid.uuid4().hex[:24]}"
         self.invalid_tool_calls.append(invalid_tool_call(name=valid_name, args=source, id=call_id, error=reason))
 
+    def keep_one_call(self) -> None:
+        """Drop all calls but the first valid one, or the first invalid one if none is valid."""
+        del self.tool_calls[1:]
+        del self.invalid_tool_calls[0 if self.tool_calls else 1 :]
+
     @property
     def called(self) -> bool:
         """Whether the reply has a call, valid or invalid."""
