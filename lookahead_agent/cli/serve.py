@@ -42,7 +42,7 @@ _HOSTS = (
 )
 _ORIGIN = "Origin of web pages that may call it. Repeatable."
 _KEY_FILE = "File with one API key a line; each is a client with its own cache and share. Beside LOOKAHEAD_SERVER_KEY."
-_TIMEOUT = "Seconds without a token after which a reply ends with an error. Default: as for ChatLookahead."
+_TIMEOUT = "Seconds without a token after which a reply fails. Default: 120, in which no reply gets a token."
 _START_MODELS = "Let the policy of a request start models that do not run; others wait meanwhile."
 StartModels = Annotated[bool, typer.Option("--start-models", help=_START_MODELS)]
 _AUDIT = "Share of the steps accepted by a certificate that are looked at again."

@@ -202,7 +202,8 @@ class ReplyWriter:
     async def _events(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         started = time.monotonic()
         first: float | None = None
-        with self._stalls.watch(request.target_timeout) as progress:
+        limits = [limit for limit in (request.target_timeout, request.stall_timeout) if limit is not None]
+        with self._stalls.watch(min(limits, default=None)) as progress:
             async with aclosing(background.astream(self.llm.backend.generate(request))) as events:
                 async for event in events:
                     if not isinstance(event, StepEvent):  # the end of a failed reply has some

@@ -117,7 +117,13 @@ async def test_parallel_calls_may_replace_the_answer() -> None:
 
 
 BROKEN = TAGGED.replace('"Bonn"', "Bonn")
-TWO_CALLS = [f"{TAGGED}\n{TAGGED}", f"{BROKEN}\n{TAGGED}", f"{BARE}\n{BARE}", f"[{BARE}, {BARE}]", f"{BROKEN}\n{BROKEN}"]
+TWO_CALLS = [
+    f"{TAGGED}\n{TAGGED}",
+    f"{BROKEN}\n{TAGGED}",
+    f"{BARE}\n{BARE}",
+    f"[{BARE}, {BARE}]",
+    f"{BROKEN}\n{BROKEN}",
+]
 
 
 @pytest.mark.parametrize("text", TWO_CALLS)
