@@ -207,7 +207,7 @@ class ReplyGenerator:
         # In a thread: vLLM's parsers start slowly.
         read = await asyncio.to_thread(reader.finish, decoded.truncated)
         if self.request.parallel_tool_calls is False:
-            del read.parsed.tool_calls[1:]
+            read.parsed.keep_one_call()
         for piece in read.pieces:
             self.emit(piece)
         return read, [decoded]
@@ -327,6 +327,9 @@ class ConstrainedGenerator(ReplyGenerator):
                 self._emit_answer(read.parsed.content)
         else:
             read.parsed = ParsedReply(decoded.text)
+        if not self.request.parallel_tool_calls:
+            # The grammar has one call, but an engine may not hold to it.
+            read.parsed.keep_one_call()
         if not read.parsed.tool_calls and decoded.finish_reason == "stop" and not is_json(decoded.text):
             logger.warning("the target ended a reply before its form was complete: its engine does not hold to forms")
             decoded = replace(decoded, finish_reason="length")
