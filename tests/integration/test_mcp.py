@@ -18,7 +18,6 @@ from langchain_core.tools import BaseTool
 
 from lookahead_agent.agents.prompts import describe_tools
 from lookahead_agent.agents.tool_sources import open_tools
-from lookahead_agent.errors import ConfigurationError
 
 SERVER = Path(__file__).with_name("mcp_server.py")
 
