@@ -46,6 +46,7 @@ class OpenAIEngine:
         self.server = Server(remote, role, transport)
         self._model = remote.model
         self._accepts_ids = True
+        self._accepts_unknown_options = True
         self._reports_cached_tokens = False
         self._connected = False
         self.in_flight = 0
@@ -88,6 +89,7 @@ class OpenAIEngine:
             try:
                 answer = await self.server.ask("/completions", body | {"prompt": _PROBE, "return_token_ids": True})
             except ConfigurationError:  # some servers reject unknown parameters
+                self._accepts_unknown_options = False
                 answer = await self.server.ask("/completions", body | {"prompt": _PROBE})
             choice = answer["choices"][0]
             try:
@@ -121,7 +123,9 @@ class OpenAIEngine:
                 yield await self._prompt_logprobs(prompt_ids)
                 return
             body = self._body(prompt_ids, sampling, min(sampling.max_tokens, room)) | {"stream": True}
-            if self._reports_cached_tokens:
+            # A server that tells no token ids is not vLLM's, and may share its cache between salts.
+            salted = sampling.cache_salt is None or self.tokenizer is self._local_tokenizer
+            if self._reports_cached_tokens and salted:
                 body["stream_options"] = {"include_usage": True}
             last: Delta | None = None
             async with aclosing(self.server.stream("/completions", body)) as events:
@@ -157,6 +161,7 @@ class OpenAIEngine:
             "return_tokens_as_token_ids": True if sampling.logprobs is not None else None,
             "allowed_token_ids": list(sampling.allowed_token_ids) if sampling.allowed_token_ids else None,
             "response_format": _response_format(sampling.structured),
+            "cache_salt": sampling.cache_salt if self._accepts_unknown_options else None,
         }
         return {name: value for name, value in body.items() if value is not None}
 

@@ -113,6 +113,8 @@ class VLLMEngine:
         if sampling.structured is None:
             # vLLM then skips its single preprocessing thread, which compiles the grammars of other requests.
             prompt["type"] = "token"
+        if sampling.cache_salt is not None:
+            prompt["cache_salt"] = sampling.cache_salt
         outputs = self._llm.generate(prompt, _sampling_params(sampling, room), request_id)
         self._running.add(request_id)
         try:

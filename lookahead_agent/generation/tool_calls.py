@@ -6,6 +6,7 @@ import json
 import math
 import re
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -80,6 +81,11 @@ class ParsedReply:
         call_id = f"call_{uuid.uuid4().hex[:24]}"
         self.invalid_tool_calls.append(invalid_tool_call(name=valid_name, args=source, id=call_id, error=reason))
 
+    def keep_one_call(self) -> None:
+        """Drop all calls but the first valid one, or the first invalid one if none is valid."""
+        del self.tool_calls[1:]
+        del self.invalid_tool_calls[0 if self.tool_calls else 1 :]
+
     @property
     def called(self) -> bool:
         """Whether the reply has a call, valid or invalid."""
@@ -124,7 +130,7 @@ def parse_strict_json(text: str) -> Any:
     """Parse JSON strictly; raises ValueError for invalid JSON, a duplicate key, NaN, or half a surrogate pair."""
     # ValueError also for levels, floats and integers beyond the limits of JSON readers and checkpoints.
     try:
-        value = json.loads(text, strict=False, object_pairs_hook=_reject_duplicates, **STRICT_NUMBERS)
+        value = json.loads(text, strict=False, object_pairs_hook=reject_duplicates, **STRICT_NUMBERS)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     if sum(1 for _ in levels(value)) > _MAX_DEPTH:
@@ -179,12 +185,13 @@ STRICT_NUMBERS: dict[str, Any] = {"parse_constant": _reject_nan, "parse_float": 
 """Arguments of `json.loads` that raise ValueError for numbers beyond JSON, a float or 64 bits."""
 
 
-def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    keys = [key for key, _ in pairs]
-    if len(set(keys)) < len(keys):
-        duplicate = next(key for key in keys if keys.count(key) > 1)
+def reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build an object as `object_pairs_hook`; raises ValueError for a key that occurs twice."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        ((duplicate, _),) = Counter(key for key, _ in pairs).most_common(1)
         raise ValueError(f"it has the key {duplicate!r} twice")
-    return dict(pairs)
+    return fields
 
 
 # Finds the end of a value, whose numbers may have any length.

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import psutil
 
@@ -30,10 +30,15 @@ _MAX_PATH = 100  # Bytes of a socket's path; Linux allows 107
 _COMMAND = "from lookahead_agent.cli.app import main; main()"
 
 
-def daemon_settings(engines_digest: str) -> ServerSettings:
+def daemon_settings(engines_digest: str, *, start_models: bool = False) -> ServerSettings:
     """The daemon's settings, with limits that this user's programs cannot reach in practice."""
-    limits = {"max_body_bytes": 64 << 20, "max_tokens": 2**31 - 1, "concurrent": 1 << 16, "connections": 1 << 16}
-    return ServerSettings.model_validate({"engines_digest": engines_digest, **limits})
+    limits: dict[str, Any] = {
+        "max_body_bytes": 64 << 20,
+        "max_tokens": 2**31 - 1,
+        "concurrent": 1 << 16,
+        "connections": 1 << 16,
+    }
+    return ServerSettings.model_validate({"engines_digest": engines_digest, "start_models": start_models, **limits})
 
 
 def log_path() -> Path:
