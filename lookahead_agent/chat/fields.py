@@ -69,6 +69,9 @@ class EngineFields(BaseModel):
     """API key for `embedding_url`."""
     timeout: float | None = Field(None, gt=0)
     """Seconds without a token after which the target has failed; None: never in this process, 600 behind a server."""
+    stall_timeout: float | None = Field(120.0, gt=0)
+    """Seconds in which the target's engine in this process gives no token to any call, after which it has failed; each
+    token of a prompt adds a tenth of a second. None: never. For a target behind a server, it applies only if set."""
     max_retries: int = Field(2, ge=0)
     """Retries of a server request that fails before the server answers."""
 
@@ -77,8 +80,8 @@ class EngineFields(BaseModel):
     "shared_draft" (the tokens of the draft's steps), "draft_model", "ngram", "suffix", or vLLM's `speculative_config`,
     such as `{"method": "eagle3", "model": …, "num_speculative_tokens": 3}`."""
     precision: Precision = "auto"
-    """Precision of the target's weights: "bf16", "fp32", "int8" (activations too), "int8-weights" (on CPUs), or "auto".
-    On a CPU "auto" takes the fastest, and "int8" only with int8 instructions; on a GPU, the folder's precision."""
+    """Precision of the target's weights: "bf16", "fp32", "int8" (activations too), or "auto": the fastest on a CPU, and
+    the folder's precision on a GPU."""
     draft_precision: Precision = "auto"
     """Precision of the draft's weights."""
     engine_args: dict[str, Any] = Field(default_factory=dict)

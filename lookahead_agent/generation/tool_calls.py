@@ -6,6 +6,7 @@ import json
 import math
 import re
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -130,7 +131,7 @@ def parse_strict_json(text: str) -> Any:
     """Parse JSON strictly; raises ValueError for invalid JSON, a duplicate key, NaN, or half a surrogate pair."""
     # ValueError also for levels, floats and integers beyond the limits of JSON readers and checkpoints.
     try:
-        value = json.loads(text, strict=False, object_pairs_hook=_reject_duplicates, **STRICT_NUMBERS)
+        value = json.loads(text, strict=False, object_pairs_hook=reject_duplicates, **STRICT_NUMBERS)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     if sum(1 for _ in levels(value)) > _MAX_DEPTH:
@@ -188,12 +189,13 @@ STRICT_NUMBERS: dict[str, Any] = {"parse_constant": _reject_nan, "parse_float": 
 """Arguments of `json.loads` that raise ValueError for numbers beyond JSON, a float or 64 bits."""
 
 
-def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    keys = [key for key, _ in pairs]
-    if len(set(keys)) < len(keys):
-        duplicate = next(key for key in keys if keys.count(key) > 1)
+def reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build an object as `object_pairs_hook`; raises ValueError for a key that occurs twice."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        ((duplicate, _),) = Counter(key for key, _ in pairs).most_common(1)
         raise ValueError(f"it has the key {duplicate!r} twice")
-    return dict(pairs)
+    return fields
 
 
 # Finds the end of a value, whose numbers may have any length.
