@@ -97,6 +97,10 @@ class CallDefaults(SamplingArguments, EngineFields):
             action_markers=options.action_markers,
             tool_parser=self.tool_parser,
             target_timeout=self.timeout,
+            # A server has other clients, whose tokens are not seen here.
+            stall_timeout=self.stall_timeout
+            if self.base_url is None or "stall_timeout" in self.model_fields_set
+            else None,
             audit_rate=self.audit_rate,
         )
 

@@ -75,6 +75,21 @@ async def test_the_last_delta_has_the_count_of_cached_tokens(tokenizer: HFTokeni
     assert (reply.report.target_prompt.total, reply.report.target_prompt.cached) == (1, cached)
 
 
+@pytest.mark.parametrize("is_vllm", [True, False])
+async def test_a_cache_salt_is_sent_and_without_its_effect_no_cached_tokens_are_told(
+    tokenizer: HFTokenizer, is_vllm: bool
+) -> None:
+    server = FakeServer(tokenizer, REPLY, returns_token_ids=is_vllm)
+    server.cached = 7
+    engine = engine_on({"one": server}, tokenizer)
+    await engine.connect()
+    found = await deltas(engine, cache_salt="client 1")
+    assert server.requests[-1]["cache_salt"] == "client 1"
+    assert found[-1].cached_tokens == (7 if is_vllm else None), "another server may share its cache between salts"
+    assert (await deltas(engine))[-1].cached_tokens == 7
+    assert "cache_salt" not in server.requests[-1]
+
+
 async def test_sampling_options_are_sent_in_the_request_body(tokenizer: HFTokenizer) -> None:
     server = FakeServer(tokenizer, REPLY)
     engine = engine_on({"one": server}, tokenizer)
@@ -119,13 +134,13 @@ async def test_a_server_that_rejects_return_token_ids_still_works(tokenizer: HFT
     server = FakeServer(tokenizer, REPLY, returns_token_ids=False)
 
     def strict(request: httpx.Request) -> httpx.Response:
-        if b"return_token_ids" in request.content:
+        if b"return_token_ids" in request.content or b"cache_salt" in request.content:
             return httpx.Response(400, json={"error": {"message": "Extra inputs are not permitted"}})
         return server(request)
 
     engine = OpenAIEngine(RemoteModel("http://one/v1", "model"), tokenizer, transport=Fleet(one=strict))
     await engine.connect()
-    assert await text(engine) == REPLY
+    assert await text(engine, cache_salt="client 1") == REPLY
 
 
 async def test_a_text_only_server_still_validates_the_tool_parser(tokenizer: HFTokenizer) -> None:
