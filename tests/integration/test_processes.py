@@ -52,10 +52,15 @@ def target_reply_of_a_killed_script(tiny_pair: tuple[Path, Path], folder: Path) 
         "for chunk in llm.stream('A two and three?', max_tokens=900, temperature=1.0):\n"
         "    print(chunk.text.encode(), flush=True)\n"
     )
-    argv = [sys.executable, str(script)]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with tempfile.TemporaryDirectory(prefix="left-") as temporary:  # a killed process leaves vLLM's sockets
+        process = subprocess.Popen(
+            [sys.executable, script],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TMPDIR": temporary},
+        )
         assert process.stdout is not None
-        assert process.stderr is not None
         begun, printed, _ = (process.stdout.readline() for _ in range(3))
         children = descendants(process.pid)
         process.kill()
