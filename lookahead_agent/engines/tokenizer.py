@@ -8,6 +8,7 @@ import re
 import uuid
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -86,6 +87,7 @@ class Tokenizer(Protocol):
 logger = logging.getLogger(__name__)
 # Tokens before a stream that a decoder may need (leading spaces, characters of several tokens).
 _CONTEXT_TOKENS = 8
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # the text of an incomplete character
 # Special tokens that mark parts of a reply: decoding keeps them as text, so that parsers find them.
 _MARKUP_TOKENS = re.compile(r"tool|function|python_tag|think", re.IGNORECASE)
 _PIECE_LENGTH = 1 << 14  # characters encoded at once if a text may be too long
@@ -103,8 +105,16 @@ class _HFStream:
 
         self._tokenizer = tokenizer
         self._visible_tokens = visible_tokens
-        self._stream = DecodeStream(ids=list(before[-_CONTEXT_TOKENS:]), skip_special_tokens=True)
+        context = list(before[-_CONTEXT_TOKENS:])
+        begun = _begun_character(tokenizer, context)
+        whole = len(context) - len(begun)
+        self._stream = DecodeStream(ids=context[:whole], skip_special_tokens=True)
         self._pending: list[int] = []
+        # Tokens of a character that continues in the stream. As part of `ids`, they would make it repeat all of these.
+        for token_id in begun:
+            self._stream.step(tokenizer, token_id)
+        # Where they stay incomplete, or are this very character, its text belongs to the prompt.
+        self._prompt_text: str = tokenizer.decode(begun, skip_special_tokens=True) if begun else ""
 
     def push(self, token_id: int) -> str:
         if token_id in self._visible_tokens:
@@ -114,12 +124,23 @@ class _HFStream:
             self._pending.append(token_id)
             return ""
         self._pending.clear()
+        if self._prompt_text:
+            same = takewhile(lambda pair: pair[0] == pair[1], zip(piece, self._prompt_text, strict=False))
+            piece, self._prompt_text = piece[sum(1 for _ in same) :], ""
         return piece
 
     def flush(self) -> str:
         text: str = self._tokenizer.decode(self._pending, skip_special_tokens=True) if self._pending else ""
         self._pending.clear()
         return text
+
+
+def _begun_character(tokenizer: Any, token_ids: list[int]) -> list[int]:
+    """The tokens at the end whose text ends in incomplete characters, or in what looks like one."""
+    whole = len(token_ids)
+    while whole and tokenizer.decode(token_ids[:whole], skip_special_tokens=True).endswith(_REPLACEMENT):
+        whole -= 1
+    return token_ids[whole:]
 
 
 class HFTokenizer:
