@@ -8,14 +8,14 @@ import re
 import uuid
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 from lookahead_agent.engines import chat_template
 from lookahead_agent.engines.chat_template import Message, ThinkingTags, ending, tool_calls
 from lookahead_agent.engines.written_replies import WrittenReplies
-from lookahead_agent.errors import ConfigurationError, ContextLengthError, ModelNotFoundError
+from lookahead_agent.errors import ConfigurationError, ContextLengthError, IntegrityError, ModelNotFoundError
+from lookahead_agent.jsonl import read_object
 
 
 class TextStream(Protocol):
@@ -87,9 +87,9 @@ class Tokenizer(Protocol):
 logger = logging.getLogger(__name__)
 # Tokens before a stream that a decoder may need (leading spaces, characters of several tokens).
 _CONTEXT_TOKENS = 8
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # the text of an incomplete character
 # Special tokens that mark parts of a reply: decoding keeps them as text, so that parsers find them.
 _MARKUP_TOKENS = re.compile(r"tool|function|python_tag|think", re.IGNORECASE)
+_MAX_TOKENS_OF_CHARACTER = 4  # as many as UTF-8 has bytes
 _PIECE_LENGTH = 1 << 14  # characters encoded at once if a text may be too long
 _MAX_TOKENS_PER_CUT = 16  # tokens that a cut can add to a text: characters on both sides may share one token
 
@@ -105,18 +105,28 @@ class _HFStream:
 
         self._tokenizer = tokenizer
         self._visible_tokens = visible_tokens
-        context = list(before[-_CONTEXT_TOKENS:])
-        begun = _begun_character(tokenizer, context)
-        whole = len(context) - len(begun)
-        self._stream = DecodeStream(ids=context[:whole], skip_special_tokens=True)
+        before = list(before[-_CONTEXT_TOKENS:])
+        self._stream = DecodeStream(ids=before, skip_special_tokens=True)
         self._pending: list[int] = []
-        # Tokens of a character that continues in the stream. As part of `ids`, they would make it repeat all of these.
-        for token_id in begun:
-            self._stream.step(tokenizer, token_id)
-        # Where they stay incomplete, or are this very character, its text belongs to the prompt.
-        self._prompt_text: str = tokenizer.decode(begun, skip_special_tokens=True) if begun else ""
+        self._begun = False  # whether a token of this stream was pushed
+        # A stream that begins within a character would repeat what is before that: it begins before the character, and
+        # has the whole character, since its first tokens completed none.
+        for count in range(1, min(len(before), _MAX_TOKENS_OF_CHARACTER) + 1):
+            if not self._ends_within_character(before):
+                break
+            if not self._ends_within_character(before[:-count]):
+                self._stream = DecodeStream(ids=before[:-count], skip_special_tokens=True)
+                for token_id in before[-count:]:
+                    self.push(token_id)
+                self._begun = False
+                break
+
+    def _ends_within_character(self, token_ids: Sequence[int]) -> bool:
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return text.endswith("\N{REPLACEMENT CHARACTER}")
 
     def push(self, token_id: int) -> str:
+        self._begun = True
         if token_id in self._visible_tokens:
             return self.flush() + self._visible_tokens[token_id]
         piece: str | None = self._stream.step(self._tokenizer, token_id)
@@ -124,23 +134,13 @@ class _HFStream:
             self._pending.append(token_id)
             return ""
         self._pending.clear()
-        if self._prompt_text:
-            same = takewhile(lambda pair: pair[0] == pair[1], zip(piece, self._prompt_text, strict=False))
-            piece, self._prompt_text = piece[sum(1 for _ in same) :], ""
         return piece
 
     def flush(self) -> str:
-        text: str = self._tokenizer.decode(self._pending, skip_special_tokens=True) if self._pending else ""
+        pending = self._pending if self._begun else []
+        text: str = self._tokenizer.decode(pending, skip_special_tokens=True) if pending else ""
         self._pending.clear()
         return text
-
-
-def _begun_character(tokenizer: Any, token_ids: list[int]) -> list[int]:
-    """The tokens at the end whose text ends in incomplete characters, or in what looks like one."""
-    whole = len(token_ids)
-    while whole and tokenizer.decode(token_ids[:whole], skip_special_tokens=True).endswith(_REPLACEMENT):
-        whole -= 1
-    return token_ids[whole:]
 
 
 class HFTokenizer:
@@ -151,9 +151,13 @@ class HFTokenizer:
         from transformers import AutoTokenizer
 
         try:
-            self.backend: Any = AutoTokenizer.from_pretrained(folder)
-        except (OSError, ValueError, KeyError) as error:
-            raise ModelNotFoundError(f"{folder} has no usable tokenizer: {error}") from error
+            # Otherwise transformers asks on the terminal whether to run the folder's code.
+            self.backend: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a damaged file can raise anything, as the panics of Rust
+            reason = str(error) or type(error).__name__
+            raise ModelNotFoundError(f"{folder} has no usable tokenizer: {reason[:500]}") from error
         if not self.backend.is_fast:
             raise ModelNotFoundError(f"{folder} has no tokenizer.json")
         self._fast = self.backend.backend_tokenizer
@@ -316,9 +320,15 @@ class HFTokenizer:
 
 
 def _eos_ids(folder: Path, default: int | None) -> frozenset[int]:
-    ids = {default} if default is not None else set()
-    config = folder / "generation_config.json"
-    if config.is_file():
-        configured = json.loads(config.read_text()).get("eos_token_id") or []
-        ids.update([configured] if isinstance(configured, int) else configured)
-    return frozenset(ids)
+    """The tokens that end a reply, of the tokenizer and of generation_config.json; raises IntegrityError."""
+    file = folder / "generation_config.json"
+    configured: Any = None
+    if file.exists():
+        try:
+            configured = read_object(file).get("eos_token_id")
+        except (OSError, ValueError) as error:
+            raise IntegrityError(f"{file} cannot be read: {error}") from error
+    listed = configured if isinstance(configured, list) else [] if configured is None else [configured]
+    if not all(isinstance(token, int) and not isinstance(token, bool) and 0 <= token < 1 << 31 for token in listed):
+        raise IntegrityError(f"eos_token_id in {file} is a token id, or a list of them")
+    return frozenset({*listed, *([default] if default is not None else [])})

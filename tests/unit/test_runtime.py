@@ -14,6 +14,7 @@ from lookahead_agent.engines.processes import available_cores
 from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.vllm_config import VLLMConfig, runs_on_cpu
 from lookahead_agent.errors import ConfigurationError, DiskSpaceError, EngineError, EngineStartError, LookaheadError
+from lookahead_agent.hardware.choice import WITHOUT_INT8
 from lookahead_agent.models.catalogue import ModelFacts
 from lookahead_agent.models.resolve import choose_models
 from lookahead_agent.policy import as_policy
@@ -77,7 +78,7 @@ def _hub(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 HUB: list[Path] = []
-CPU = Platform(on_cpu=True, int8=False)
+CPU = Platform(on_cpu=True, defaults=WITHOUT_INT8)
 
 
 def model_folder(facts: ModelFacts, _: object) -> Path:
@@ -248,7 +249,7 @@ def gpu_loaders(pool: Pool, select: Any = select_requested) -> Loaders:
     def shares(engines: dict[str, Any], usable: float) -> dict[str, float]:
         return {role: round(usable * share, 4) for role, share in zip(engines, (0.75, 0.25), strict=True)}
 
-    platform = Platform(on_cpu=False, int8=True)
+    platform = Platform(on_cpu=False)
     return Loaders(model_folder, select, pool=pool, platform=platform, memory_shares=shares)  # type: ignore[arg-type]
 
 
