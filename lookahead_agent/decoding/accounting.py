@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from typing import Literal
 
 
 @dataclass
@@ -124,6 +125,7 @@ class ReplyReport:
     draft_prompt: PromptCounts = field(default_factory=PromptCounts)
     seconds: dict[str, float] = field(default_factory=dict)
     speculation_disabled: str | None = None  # the reason, if speculation ended before the reply did
+    silent: Literal["draft", "verifier"] | None = None  # the part whose silence is the reason
 
     def first_prompt(self, drafts: bool, tokens: int) -> PromptCounts | None:
         """Record the prompt of an engine's first request; None if the engine has had one for this reply."""
@@ -143,6 +145,7 @@ class ReplyReport:
             self.target_prompt, self.draft_prompt = other.target_prompt, other.draft_prompt
         self.seconds = {name: self.seconds.get(name, 0.0) + value for name, value in other.seconds.items()}
         self.speculation_disabled = self.speculation_disabled or other.speculation_disabled
+        self.silent = self.silent or other.silent
 
     def not_part_of_reply(self) -> None:
         """Count committed tokens as aborted: they only served to decide how the reply begins."""

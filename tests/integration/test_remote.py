@@ -22,7 +22,8 @@ from lookahead_agent.engines import background
 from lookahead_agent.engines.processes import end_processes
 from lookahead_agent.engines.protocol import top_logprobs
 from lookahead_agent.errors import EngineError
-from tests.integration.conftest import descendants
+from lookahead_agent.verifiers.judge import RemoteJudge
+from tests.integration.conftest import TINY_ENGINE, descendants
 from tests.integration.servers import TINY, free_port, vllm_server, wait_until_healthy
 from tests.integration.tiny_models import questions
 from tests.waiting import wait_until
@@ -150,6 +151,50 @@ async def test_cancelled_call_ends_the_requests_of_both_servers(pair: ServerPair
         await wait_until(lambda: requests_in(pair.target_port) == requests_in(pair.draft_port) == 0)
 
 
+def judged(pair: ServerPair, judge_port: int) -> ChatLookahead:
+    """The tiny pair, with the engines of `tiny`, and the target's server as the judge."""
+    return ChatLookahead(
+        model=str(pair.target),
+        draft_model=str(pair.draft),
+        judge_model=str(pair.target),
+        judge_url=f"http://127.0.0.1:{judge_port}/v1",
+        depth=4,
+        token_speculation="none",
+        temperature=0,
+        max_tokens=96,
+        engine_args=TINY_ENGINE,
+        draft_engine_args=TINY_ENGINE,
+        return_token_ids=True,
+        max_retries=0,
+    )
+
+
+def judge_policy(p_aligned: float) -> dict[str, Any]:
+    return {"verifier": "judge", "same_numbers": False, "p_aligned": p_aligned, "synchronous": True}
+
+
+@pytest.mark.usefixtures("tiny")
+def test_judge_behind_a_server_answers_with_probabilities(pair: ServerPair) -> None:
+    with judged(pair, pair.target_port) as llm:
+        llm.start()
+        assert llm.backend.running is not None
+        judge = llm.backend.running.judge
+        assert isinstance(judge, RemoteJudge)
+        messages = [{"role": "user", "content": QUESTION}]
+        probabilities = background.run(judge.first_token_probabilities(messages))
+        assert len(probabilities) > 10
+        assert 0.1 < sum(probabilities.values()) <= 1.0001
+        likeliest = max(probabilities, key=lambda text: probabilities[text])
+        assert llm.invoke(QUESTION, policy="off", max_tokens=1).text == likeliest
+
+
+@pytest.mark.usefixtures("tiny")
+def test_unreachable_judge_disables_speculation(pair: ServerPair) -> None:
+    with judged(pair, free_port()) as llm:
+        entry = metadata(llm.invoke(QUESTION, policy=judge_policy(0.0)))
+    assert "cannot be reached" in entry["speculation_disabled"]
+
+
 def requests_in(port: int) -> float:
     """Running and waiting requests by the metrics of vLLM's server."""
     text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
@@ -190,8 +235,10 @@ def test_killed_draft_server_leaves_the_targets_reply_and_is_used_again_later(pa
             assert sum(metadata(recovered)["tokens"]["draft"].values()) > 0
 
 
-def test_killed_target_server_raises_one_clear_error(pair: ServerPair) -> None:
-    with pair.llm() as llm:
+def test_killed_target_server_raises_one_clear_error(pair: ServerPair, tiny: ChatLookahead) -> None:
+    """The server is also another model's judge, whose reply is then the target's."""
+    with pair.llm() as llm, judged(pair, pair.target_port) as judged_llm:
+        judged_llm.start()
         with pytest.raises(EngineError, match=r"the target at http://127\.0\.0\.1:"):
             stream_and_kill(llm, lambda: pair.kill(pair.target_port))
         engines = llm.backend.runtime.running  # type: ignore[union-attr]
@@ -200,3 +247,9 @@ def test_killed_target_server_raises_one_clear_error(pair: ServerPair) -> None:
         assert not llm.backend.healthy()
         with pytest.raises(EngineError, match="cannot be reached"):
             llm.invoke(QUESTION)
+        reply = judged_llm.invoke(QUESTION, policy=judge_policy(1.0))  # which accepts no step
+        assert "the judge at" in metadata(reply)["speculation_disabled"]
+        assert metadata(reply)["accepted"] == 0
+        assert (
+            reply.response_metadata["token_ids"] == tiny.invoke(QUESTION, policy="off").response_metadata["token_ids"]
+        )
