@@ -189,7 +189,10 @@ PICTURE: dict[str, Any] = {"type": "image", "base64": "AAAA", "mime_type": "imag
     [
         (PICTURE, "[image (image/png) left out: this model reads only text]"),
         ({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}, "[image_url left out: this model"),
-        ({"type": "image", "source": {"type": "base64", "media_type": "image/gif", "data": "AAAA"}}, "(image/gif) left"),
+        (
+            {"type": "image", "source": {"type": "base64", "media_type": "image/gif", "data": "AAAA"}},
+            "(image/gif) left",
+        ),
         ({"type": "file", "base64": "AAAA", "filename": "a.pdf", "mime_type": "application/pdf"}, "pdf, a.pdf) left"),
         ({"type": "audio", "url": "x"}, "[audio left out"),
         ({"type": "video", "url": "x"}, "[video left out"),
@@ -198,7 +201,10 @@ PICTURE: dict[str, Any] = {"type": "image", "base64": "AAAA", "mime_type": "imag
         ({"type": "json", "json": {"a": "é"}}, '{"a": "é"}'),
         ({"type": "json", "data": [1]}, '{"data": [1]}'),
         ({"degrees": 17}, '{"degrees": 17}'),
-        ({"type": "search_result", "title": "T", "content": [{"type": "text", "text": "found"}, PICTURE]}, "T\nfound\n["),
+        (
+            {"type": "search_result", "title": "T", "content": [{"type": "text", "text": "found"}, PICTURE]},
+            "T\nfound\n[",
+        ),
     ],
 )
 def test_a_result_that_is_not_text_is_named_in_the_prompt_and_the_thread_goes_on(
