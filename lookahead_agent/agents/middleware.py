@@ -19,7 +19,7 @@ from langchain_core.messages import AIMessage, AnyMessage, ToolMessage
 from langchain_core.tools import BaseTool
 
 from lookahead_agent.agents.prompts import lookahead_settings
-from lookahead_agent.agents.run_record import ContainedToolMiddleware, RunRecordMiddleware
+from lookahead_agent.agents.run_record import ContainedToolMiddleware, RunRecordMiddleware, contain_middleware
 from lookahead_agent.agents.tool_results import FitContextMiddleware, ToolResultMiddleware
 from lookahead_agent.agents.tool_use import error_text, is_read_only
 from lookahead_agent.agents.turns import FINISHER, MODEL_CALLS, FinalAnswerMiddleware, ModelCall, Turn, TurnMiddleware
@@ -52,7 +52,7 @@ def standard_middleware(
         ask_before: Names of tools before which the graph stops, by LangChain's `HumanInTheLoopMiddleware`. It resumes
             with `Command(resume={"decisions": [{"type": "approve"}]})`; needs a checkpointer.
         middleware: The caller's own, which sees errors as tools raise them, and encloses the agent's flow. It replaces
-            standard middleware of the same name.
+            standard middleware of the same name. `SystemExit` and the like in its hooks end the run with an error.
         node: Label of the model's turns.
         finisher: Label of the last turn.
         finisher_prompt: System prompt of the last turn.
@@ -62,6 +62,8 @@ def standard_middleware(
     """
     if unknown := sorted(set(ask_before) - {tool.name for tool in tools}):
         raise ValueError(f"ask_before names tools that there are not: {', '.join(unknown)}")
+    for entry in middleware:
+        contain_middleware(entry)
     is_lookahead = bool(lookahead_settings(llm, node=node))
     repeatable: list[BaseTool | str] = [tool for tool in tools if is_read_only(tool) and tool.name not in ask_before]
     standard: list[AgentMiddleware[Any, Any, Any]] = [

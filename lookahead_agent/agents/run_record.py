@@ -1,6 +1,8 @@
 """The record of an agent's run, on which its limits and plans rest, and which no middleware changes."""
 
+import threading
 from collections.abc import Awaitable, Callable, Mapping
+from functools import wraps
 from itertools import takewhile
 from typing import Annotated, Any
 
@@ -8,7 +10,6 @@ from langchain.agents.middleware import (
     AgentMiddleware,
     AgentState,
     ModelRequest,
-    ModelResponse,
     ToolCallRequest,
     hook_config,
 )
@@ -19,6 +20,7 @@ from langgraph.types import Command
 from lookahead_agent.agents.prompts import OF_RUN, is_question, since_last_question
 from lookahead_agent.agents.tool_use import contained, foreign_code
 from lookahead_agent.engines.background import contain
+from lookahead_agent.errors import ForeignCodeError
 
 ToolResult = ToolMessage | Command[Any]
 
@@ -36,7 +38,7 @@ class RunRecordMiddleware(AgentMiddleware[Any, Any, Any]):
     """Records a run in the graph's state: its question, its calls and results, and the number of its turns.
 
     Middleware may summarise, trim or remove the messages of a run: limits, plans and the question do not depend on
-    them. Middleware that raises an exception that would end the program ends its run only.
+    them.
     """
 
     state_schema = RunState
@@ -63,30 +65,6 @@ class RunRecordMiddleware(AgentMiddleware[Any, Any, Any]):
         is_direct = bool(results) and all(getattr(result, "artifact", None) == DIRECT for result in results)
         return update | ({"jump_to": "end"} if is_direct else {})
 
-    def wrap_model_call(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
-    ) -> ModelResponse[Any]:
-        """Call the model; middleware within ends only its own run."""
-        with foreign_code():
-            return handler(request)
-
-    async def awrap_model_call(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
-    ) -> ModelResponse[Any]:
-        """Run `wrap_model_call` in an event loop."""
-        return await contain(handler(request))
-
-    def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolResult]) -> ToolResult:
-        """Call the tool; middleware within ends only its own run."""
-        with foreign_code():
-            return handler(request)
-
-    async def awrap_tool_call(
-        self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolResult]]
-    ) -> ToolResult:
-        """Run `wrap_tool_call` in an event loop."""
-        return await contain(handler(request))
-
 
 class ContainedToolMiddleware(AgentMiddleware[Any, Any, Any]):
     """Calls tools so that their code can neither end the program nor block an event loop; see `contained`."""
@@ -106,6 +84,40 @@ def _contained(request: ToolCallRequest, *, asynchronous: bool) -> ToolCallReque
     if request.tool is None:
         return request
     return request.override(tool=contained(request.tool, asynchronous=asynchronous))
+
+
+_HOOKS = ("before_agent", "before_model", "after_model", "after_agent", "wrap_model_call", "wrap_tool_call")
+
+
+def contain_middleware(entry: AgentMiddleware[Any, Any, Any]) -> None:
+    """Let the hooks of a user's middleware raise ForeignCodeError in place of exceptions that would end the program."""
+    for name in (*_HOOKS, *(f"a{hook}" for hook in _HOOKS)):
+        hook = getattr(entry, name)
+        if getattr(type(entry), name) is not getattr(AgentMiddleware, name) and not hasattr(hook, "__wrapped__"):
+            # Past the checks of frozen dataclasses; LangChain reads the hooks from the object.
+            object.__setattr__(entry, name, _contained_async(hook) if name.startswith("a") else _contained_sync(hook))
+
+
+def _contained_sync(hook: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(hook)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            with foreign_code():
+                return hook(*args, **kwargs)
+        except KeyboardInterrupt as error:
+            if threading.current_thread() is threading.main_thread():  # Ctrl-C
+                raise
+            raise ForeignCodeError("it raised KeyboardInterrupt") from error
+
+    return run
+
+
+def _contained_async(hook: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(hook)
+    async def run(*args: Any, **kwargs: Any) -> Any:
+        return await contain(hook(*args, **kwargs))
+
+    return run
 
 
 def _record(state: Mapping[str, Any]) -> dict[str, Any] | None:

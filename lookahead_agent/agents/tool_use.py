@@ -49,6 +49,8 @@ def truncation_notice(shown: int, length: int, rest: str) -> str:
 
 def error_text(error: BaseException) -> str:
     """Describe an error so that a model can use it, in at most `MAX_RESULT_LENGTH` characters."""
+    if isinstance(error, ForeignCodeError) and error.__cause__ is not None:
+        error = error.__cause__
     try:
         message = validation_message(error) if isinstance(error, ValidationError) else str(error)
     except Exception:  # `str` of an error may fail itself

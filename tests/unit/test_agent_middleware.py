@@ -48,6 +48,9 @@ def look_up(word: str, most: int = 3) -> str:
     return f"{word} is a drink"
 
 
+look_up.metadata = {"readOnlyHint": True}
+
+
 @pytest.fixture(autouse=True)
 def _clear_looked_up() -> None:
     looked_up.clear()
