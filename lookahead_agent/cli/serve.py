@@ -4,8 +4,9 @@ import json
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -41,7 +42,7 @@ _HOSTS = (
 )
 _ORIGIN = "Origin of web pages that may call it. Repeatable."
 _KEY_FILE = "File with one API key a line; each is a client with its own cache and share. Beside LOOKAHEAD_SERVER_KEY."
-_TIMEOUT = "Seconds without a token after which a reply ends with an error. Default: as for ChatLookahead."
+_TIMEOUT = "Seconds without a token after which a reply fails. Default: 120, in which no reply gets a token."
 _START_MODELS = "Let the policy of a request start models that do not run; others wait meanwhile."
 StartModels = Annotated[bool, typer.Option("--start-models", help=_START_MODELS)]
 _AUDIT = "Share of the steps accepted by a certificate that are looked at again."
@@ -74,7 +75,7 @@ def serve(
     If the environment variable LOOKAHEAD_SERVER_KEY is set, clients must send its value as the API key.
     """
     run_server = server_runner()
-    keys = _keys(key_file)
+    keys = server_keys(key_file)
     if host not in _LOCAL and not keys:
         message = f"anybody who reaches {host} could use the server: set {_KEY} to a key that clients must send"
         raise typer.BadParameter(message, param_hint="--host")
@@ -114,7 +115,7 @@ def serve(
         )
 
 
-def _keys(file: Path | None) -> tuple[SecretStr, ...]:
+def server_keys(file: Path | None) -> tuple[SecretStr, ...]:
     """Read the API keys of the environment and of a file; no error contains one."""
     keys: list[SecretStr] = []
     sources = {_KEY: [os.environ[_KEY]] if os.environ.get(_KEY) else []}
@@ -156,6 +157,7 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 _NOT_RUNNING = 3  # Exit status of `status` if nothing runs, as for service managers
+_END_SECONDS = 600.0  # until `down` gives a daemon up that does not end
 _FOREGROUND = "Stay in the foreground, as for a service manager."
 
 
@@ -238,8 +240,19 @@ def down() -> None:
     try:
         process = psutil.Process(pid)
         process.terminate()
-        process.wait()
+        wait_for_end(process)
     except psutil.NoSuchProcess:
         return
     except psutil.Error as error:
         raise EngineError(f"process {pid} cannot be ended: {error}") from error
+
+
+def wait_for_end(process: psutil.Process) -> None:
+    """Wait for the end of the daemon, whose running replies have time; raises EngineError if it cannot end."""
+    deadline = time.monotonic() + _END_SECONDS
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        if process.status() == psutil.STATUS_STOPPED or time.monotonic() > deadline:
+            state = "is stopped" if process.status() == psutil.STATUS_STOPPED else "does not end"
+            raise EngineError(f"process {process.pid} {state}: `kill -9 {process.pid}` ends it and its engines")
+        with suppress(psutil.TimeoutExpired):
+            process.wait(0.5)

@@ -36,6 +36,10 @@ class ForeignLoop:
         thread = await asyncio.to_thread(self._responding_thread)
         return await asyncio.wrap_future(thread.submit(_await(call)))
 
+    def retire(self) -> None:
+        """End the loop's thread once its coroutines have ended."""
+        self._thread.retire()
+
     def _responding_thread(self) -> LoopThread:
         thread = self._thread
         if not thread.is_current and thread.responds(_SECONDS_TO_RESPOND):

@@ -14,7 +14,8 @@ from typing import Any, Protocol, Self
 from lookahead_agent.engines import chat_template
 from lookahead_agent.engines.chat_template import Message, ThinkingTags, ending, tool_calls
 from lookahead_agent.engines.written_replies import WrittenReplies
-from lookahead_agent.errors import ConfigurationError, ContextLengthError, ModelNotFoundError
+from lookahead_agent.errors import ConfigurationError, ContextLengthError, IntegrityError, ModelNotFoundError
+from lookahead_agent.jsonl import read_object
 
 
 class TextStream(Protocol):
@@ -88,6 +89,7 @@ logger = logging.getLogger(__name__)
 _CONTEXT_TOKENS = 8
 # Special tokens that mark parts of a reply: decoding keeps them as text, so that parsers find them.
 _MARKUP_TOKENS = re.compile(r"tool|function|python_tag|think", re.IGNORECASE)
+_MAX_TOKENS_OF_CHARACTER = 4  # as many as UTF-8 has bytes
 _PIECE_LENGTH = 1 << 14  # characters encoded at once if a text may be too long
 _MAX_TOKENS_PER_CUT = 16  # tokens that a cut can add to a text: characters on both sides may share one token
 
@@ -103,10 +105,28 @@ class _HFStream:
 
         self._tokenizer = tokenizer
         self._visible_tokens = visible_tokens
-        self._stream = DecodeStream(ids=list(before[-_CONTEXT_TOKENS:]), skip_special_tokens=True)
+        before = list(before[-_CONTEXT_TOKENS:])
+        self._stream = DecodeStream(ids=before, skip_special_tokens=True)
         self._pending: list[int] = []
+        self._begun = False  # whether a token of this stream was pushed
+        # A stream that begins within a character would repeat what is before that: it begins before the character, and
+        # has the whole character, since its first tokens completed none.
+        for count in range(1, min(len(before), _MAX_TOKENS_OF_CHARACTER) + 1):
+            if not self._ends_within_character(before):
+                break
+            if not self._ends_within_character(before[:-count]):
+                self._stream = DecodeStream(ids=before[:-count], skip_special_tokens=True)
+                for token_id in before[-count:]:
+                    self.push(token_id)
+                self._begun = False
+                break
+
+    def _ends_within_character(self, token_ids: Sequence[int]) -> bool:
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return text.endswith("\N{REPLACEMENT CHARACTER}")
 
     def push(self, token_id: int) -> str:
+        self._begun = True
         if token_id in self._visible_tokens:
             return self.flush() + self._visible_tokens[token_id]
         piece: str | None = self._stream.step(self._tokenizer, token_id)
@@ -117,7 +137,8 @@ class _HFStream:
         return piece
 
     def flush(self) -> str:
-        text: str = self._tokenizer.decode(self._pending, skip_special_tokens=True) if self._pending else ""
+        pending = self._pending if self._begun else []
+        text: str = self._tokenizer.decode(pending, skip_special_tokens=True) if pending else ""
         self._pending.clear()
         return text
 
@@ -130,9 +151,13 @@ class HFTokenizer:
         from transformers import AutoTokenizer
 
         try:
-            self.backend: Any = AutoTokenizer.from_pretrained(folder)
-        except (OSError, ValueError, KeyError) as error:
-            raise ModelNotFoundError(f"{folder} has no usable tokenizer: {error}") from error
+            # Otherwise transformers asks on the terminal whether to run the folder's code.
+            self.backend: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a damaged file can raise anything, as the panics of Rust
+            reason = str(error) or type(error).__name__
+            raise ModelNotFoundError(f"{folder} has no usable tokenizer: {reason[:500]}") from error
         if not self.backend.is_fast:
             raise ModelNotFoundError(f"{folder} has no tokenizer.json")
         self._fast = self.backend.backend_tokenizer
@@ -295,9 +320,15 @@ class HFTokenizer:
 
 
 def _eos_ids(folder: Path, default: int | None) -> frozenset[int]:
-    ids = {default} if default is not None else set()
-    config = folder / "generation_config.json"
-    if config.is_file():
-        configured = json.loads(config.read_text()).get("eos_token_id") or []
-        ids.update([configured] if isinstance(configured, int) else configured)
-    return frozenset(ids)
+    """The tokens that end a reply, of the tokenizer and of generation_config.json; raises IntegrityError."""
+    file = folder / "generation_config.json"
+    configured: Any = None
+    if file.exists():
+        try:
+            configured = read_object(file).get("eos_token_id")
+        except (OSError, ValueError) as error:
+            raise IntegrityError(f"{file} cannot be read: {error}") from error
+    listed = configured if isinstance(configured, list) else [] if configured is None else [configured]
+    if not all(isinstance(token, int) and not isinstance(token, bool) and 0 <= token < 1 << 31 for token in listed):
+        raise IntegrityError(f"eos_token_id in {file} is a token id, or a list of them")
+    return frozenset({*listed, *([default] if default is not None else [])})

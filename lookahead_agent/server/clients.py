@@ -134,10 +134,10 @@ class Admission:
         try:
             await waiter.admitted
         except asyncio.CancelledError:
-            if waiter.admitted.done() and not waiter.admitted.cancelled():
-                self._release(owner)
-            else:
+            if waiter in self._waiters:
                 self._waiters.remove(waiter)
+            else:  # the slot arrived in the same moment
+                self._release(owner)
             raise
 
     def _release(self, owner: Hashable) -> None:
@@ -145,7 +145,8 @@ class Admission:
         if not self._running[owner]:
             del self._running[owner]
         # The next slots are for the owners with the fewest, in the order in which they came.
-        while ready := [waiter for waiter in self._waiters if self._has_slot(waiter.owner)]:
+        # A cancelled waiter leaves the list only when its task runs.
+        while ready := [each for each in self._waiters if not each.admitted.done() and self._has_slot(each.owner)]:
             waiter = min(ready, key=lambda each: self._running[each.owner])
             self._waiters.remove(waiter)
             self._running[waiter.owner] += 1

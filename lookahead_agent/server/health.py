@@ -33,7 +33,8 @@ class StallMonitor:
         try:
             yield progress
         except EngineError:
-            if self._clock() - last >= (timeout or _QUIET_SECONDS):
+            # Half, because an event arrives later here than the engine's token.
+            if self._clock() - last >= (timeout or _QUIET_SECONDS) / 2:
                 self._stalled_at = self._clock()
             raise
         else:

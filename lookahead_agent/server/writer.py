@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from lookahead_agent.chat.messages import from_openai
 from lookahead_agent.chat.model import ChatLookahead
+from lookahead_agent.decoding import StepEvent
 from lookahead_agent.engines import background
 from lookahead_agent.generation.backend import ChatReply, GenerateEvent, GenerateRequest, TextDelta
 from lookahead_agent.generation.call_options import CallOptions, SamplingArguments
@@ -201,10 +202,12 @@ class ReplyWriter:
     async def _events(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         started = time.monotonic()
         first: float | None = None
-        with self._stalls.watch(request.target_timeout) as progress:
+        limits = [limit for limit in (request.target_timeout, request.stall_timeout) if limit is not None]
+        with self._stalls.watch(min(limits, default=None)) as progress:
             async with aclosing(background.astream(self.llm.backend.generate(request))) as events:
                 async for event in events:
-                    progress()
+                    if not isinstance(event, StepEvent):  # the end of a failed reply has some
+                        progress()
                     if isinstance(event, ChatReply):
                         self.replies += 1
                         self.metrics.count_reply(event, time.monotonic() - started, first)

@@ -48,7 +48,7 @@ def constraints(llm: ChatLookahead) -> list[Any]:
 
 
 def client_of(llm: ChatLookahead) -> TestClient:
-    return TestClient(create_app(llm, ServerSettings()))
+    return TestClient(create_app(llm, ServerSettings()), base_url="http://localhost")
 
 
 async def replies_of_all_methods(llm: ChatLookahead, **options: Any) -> list[AIMessage]:
@@ -117,7 +117,13 @@ async def test_parallel_calls_may_replace_the_answer() -> None:
 
 
 BROKEN = TAGGED.replace('"Bonn"', "Bonn")
-TWO_CALLS = [f"{TAGGED}\n{TAGGED}", f"{BROKEN}\n{TAGGED}", f"{BARE}\n{BARE}", f"[{BARE}, {BARE}]", f"{BROKEN}\n{BROKEN}"]
+TWO_CALLS = [
+    f"{TAGGED}\n{TAGGED}",
+    f"{BROKEN}\n{TAGGED}",
+    f"{BARE}\n{BARE}",
+    f"[{BARE}, {BARE}]",
+    f"{BROKEN}\n{BROKEN}",
+]
 
 
 @pytest.mark.parametrize("text", TWO_CALLS)
