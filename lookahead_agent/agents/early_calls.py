@@ -185,4 +185,6 @@ class _PlanCalls:
 
 def _is_injected(tool: BaseTool) -> bool:
     """Whether the tool takes arguments that only the agent's tool node injects, such as its runtime."""
+    if isinstance(tool.args_schema, dict):  # as of MCP's tools, whose arguments all come from the model
+        return False
     return bool(set(getattr(tool.get_input_schema(), "model_fields", ())) - set(tool.args))
