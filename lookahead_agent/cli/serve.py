@@ -75,7 +75,7 @@ def serve(
     If the environment variable LOOKAHEAD_SERVER_KEY is set, clients must send its value as the API key.
     """
     run_server = server_runner()
-    keys = _keys(key_file)
+    keys = server_keys(key_file)
     if host not in _LOCAL and not keys:
         message = f"anybody who reaches {host} could use the server: set {_KEY} to a key that clients must send"
         raise typer.BadParameter(message, param_hint="--host")
@@ -115,7 +115,7 @@ def serve(
         )
 
 
-def _keys(file: Path | None) -> tuple[SecretStr, ...]:
+def server_keys(file: Path | None) -> tuple[SecretStr, ...]:
     """Read the API keys of the environment and of a file; no error contains one."""
     keys: list[SecretStr] = []
     sources = {_KEY: [os.environ[_KEY]] if os.environ.get(_KEY) else []}

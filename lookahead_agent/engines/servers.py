@@ -189,6 +189,8 @@ class Server:
             patience = f"{self._remote.timeout:g} s" if self._remote.timeout is not None else "its limit"
             raise _UnavailableError(f"{self.name} timed out: it sent nothing of a reply for {patience}") from None
         except httpx.HTTPError as error:
+            if "location header" in str(error):  # httpx reads the address of a redirect, of which it may quote a part
+                raise ConfigurationError(f"{self.name} redirects to an invalid address") from None
             raise _UnavailableError(f"{self.name} cannot be reached: {self.without_key(_described(error))}") from None
         except (ValueError, RecursionError) as error:
             reason = str(error) if isinstance(error, LineTooLongError) else "something that is not JSON"

@@ -32,6 +32,7 @@ from tests.waiting import wait_until
 PLAN, PLAN_NOW, EXECUTE, RETRY = "You solve problems", "Now write", "Call now", "Write a call without"
 REPLAN, ANSWER = "Write another plan", "You answer a question from the results of tool calls"
 ANSWER_AT_LIMIT = "You answer a question from the results of tools"
+READ_ONLY = {"readOnlyHint": True}
 ACCEPT_ALL = VerifierPolicy(verifier="random", probability=1.0, depth=4)
 Build = Callable[..., Any]
 every_template = pytest.mark.parametrize("build", [build_plan_execute, build_rewoo, build_llm_compiler])
@@ -155,9 +156,7 @@ async def test_rewritten_call_that_equals_the_failed_one_does_not_run(build: Bui
     same = call_text("look_up", word="teh")
     script = {REPLAN: 'Plan:\n1. look_up("tea")', PLAN: 'Plan:\n1. look_up("teh")', RETRY: same, ANSWER: "Done."}
     await run(build(chat(script), tools.all))
-    # The tool node of llm_compiler repeats the early call that failed.
-    attempts = ["teh"] * (2 if build is build_llm_compiler else 1)
-    assert tools.called == [*attempts, *([] if build is build_rewoo else ["tea"])]
+    assert tools.called == ["teh", *([] if build is build_rewoo else ["tea"])]
 
 
 @pytest.mark.parametrize("build", [build_plan_execute, build_llm_compiler])
@@ -200,11 +199,8 @@ async def test_failed_call_among_several_is_retried(build: Build, asynchronous: 
     plan = 'Plan:\n1. look_up("a")\n2. look_up("b")\n3. look_up("c")\n4. look_up("$1$2$3")'
     graph = build(chat({PLAN: plan, RETRY: call_text("look_up", word="b2"), ANSWER: "Done."}), tools.all)
     await run(graph, asynchronous)
-    if build is build_llm_compiler:
-        assert sorted(tools.called[:3]) == ["a", "b", "c"]
-        assert tools.called[-1] == "a!b!c!", "the tool node repeated the early call that failed"
-    else:
-        assert tools.called[-1] == "a!b2!c!"
+    assert sorted(tools.called[:3]) == ["a", "b", "c"]
+    assert tools.called[3:] == ["b2", "a!b2!c!"]
 
 
 @every_template
@@ -292,7 +288,7 @@ async def test_llm_compiler_runs_calls_while_the_planner_writes(asynchronous: bo
 
     script = scripted_replies(**{PLAN: 'Plan:\n1. note("a")\n2. note("b")', ANSWER: "Done."})
     llm = ChatLookahead(engines=EngineSet(WaitingEngine(ScriptedTokenizer(), reply_script(script))), policy="off")
-    await run(build_llm_compiler(llm, [StructuredTool.from_function(note)]), asynchronous)
+    await run(build_llm_compiler(llm, [StructuredTool.from_function(note, metadata=READ_ONLY)]), asynchronous)
     assert ended.is_set()
 
 
@@ -323,7 +319,7 @@ async def test_llm_compiler_limits_the_number_of_parallel_early_calls(asynchrono
         add_active(-1)
         return word
 
-    tool = StructuredTool.from_function(work, awork, name="work", description="Work.")
+    tool = StructuredTool.from_function(work, awork, name="work", description="Work.", metadata=READ_ONLY)
     plan = "\n".join(f'{number}. work("{number}")' for number in range(1, count + 1))
     messages = await run(build_llm_compiler(chat({PLAN: f"Plan:\n{plan}", ANSWER: "Done."}), [tool]), asynchronous)
     assert len([message for message in messages if isinstance(message, ToolMessage)]) == count
