@@ -60,7 +60,7 @@ class ReplyReader:
         self._emitted = {"thinking": 0, "answer": 0}  # numbers of characters
         self._held_space: list[str] = []  # white space that is emitted only if more text follows
         self._truncated = False
-        self._scanned = ScannedText("")  # the answer of a complete reply
+        self._scanned: ScannedText  # the answer of a complete reply
         self._offset = 0  # position of the answer in the reply
         self._line_floor = 0  # earliest start of the line: the end of the last call, thinking or code in it
         self._open_code = (0, 0, 0)  # a beginning of a line, the runs of backticks before it and after, the open run
@@ -93,7 +93,10 @@ class ReplyReader:
 
     def finish(self, truncated: bool) -> ReadReply:
         """Parse the whole reply; `truncated`: the token limit or a stop string cut it off."""
-        reply = self._parse("".join(self._pieces), truncated)
+        whole = "".join(self._pieces)
+        if self.thinking is None and self.parser is None:
+            return ReadReply(ParsedReply(whole))
+        reply = self._parse(whole, truncated)
         rest = (
             TextDelta("thinking", reply.thinking[self._emitted["thinking"] :]),
             TextDelta("answer", reply.parsed.content[self._emitted["answer"] :]),
