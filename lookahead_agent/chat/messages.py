@@ -301,8 +301,8 @@ def _block_text(block: Any, separator: str) -> str | None:
             return text
         case {"json": value, **rest} if rest.get("type", "json") == "json":
             return json.dumps(value, default=str, ensure_ascii=False)
-        case {"type": "json", **value} | {"type": "non_standard", "value": {"type": "json", **value}}:
-            return json.dumps(value, default=str, ensure_ascii=False)
+        case {"type": "json", **fields}:
+            return json.dumps(fields, default=str, ensure_ascii=False)
         case {"type": "search_result" | "document", "content": [*inner]}:
             heading = [block["title"]] if isinstance(block.get("title"), str) else []
             return _text([*heading, *inner], separator)

@@ -264,7 +264,11 @@ def test_white_space_around_a_key_is_removed(end: str, monkeypatch: pytest.Monke
     ],
 )
 def test_no_error_of_a_field_has_a_key(fields: dict[str, Any]) -> None:
-    for build in (lambda: ChatLookahead(**fields), lambda: ChatLookahead().model_copy(update=fields)):
+    builds: list[Callable[[], ChatLookahead]] = [
+        lambda: ChatLookahead(**fields),
+        lambda: ChatLookahead().model_copy(update=fields),
+    ]
+    for build in builds:
         with pytest.raises((ConfigurationError, ValidationError)) as error:
             build()
         assert "SECRET" not in str(error.value)
