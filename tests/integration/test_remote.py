@@ -194,7 +194,7 @@ def assert_judge_is_missed(llm: ChatLookahead, tiny: ChatLookahead) -> None:
     assert [reply.text for reply in replies] == [reply.text for reply in tiny.batch(MANY, policy="off")]
     reasons = [reason for reply in replies if (reason := metadata(reply)["speculation_disabled"]) is not None]
     assert reasons
-    assert all("the judge at" in reason and "cannot be reached" in reason for reason in reasons), reasons
+    assert all("the judge at" in reason for reason in reasons), reasons
 
 
 def test_unreachable_judge_disables_speculation(pair: ServerPair, tiny: ChatLookahead) -> None:
