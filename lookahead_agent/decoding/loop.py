@@ -107,6 +107,7 @@ class _Loop:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._verdicts: dict[int, Verdict] = {}  # on undecided draft steps, by job
         self._invalid_request: ConfigurationError | None = None
+        self._engines_reason: str | None = None  # why the target's engine ended the reply, such as "content_filter"
         self._timers: dict[int, asyncio.TimerHandle] = {}  # that notice silence, by job
         # Without a draft first, or rounds, the target never waits for the draft.
         self._waits_for_draft = settings.synchronous or isinstance(self.verifier, DraftVerifier)
@@ -134,7 +135,7 @@ class _Loop:
         return Reply(
             text=committed.finish(),
             token_ids=tuple(committed.token_ids),
-            finish_reason="length" if end is StepEnd.BUDGET else "stop",
+            finish_reason=self._engines_reason or "length" if end is StepEnd.BUDGET else "stop",
             report=self._report,
             text_ends=tuple(committed.text_ends),
             truncated=end is not StepEnd.EOS,
@@ -253,6 +254,8 @@ class _Loop:
             elif stream.finish_reason is None:
                 raise EngineError("the engine ended a reply without saying why")
             else:
+                if stream.source is Source.TARGET:
+                    self._engines_reason = None if stream.finish_reason in ("stop", "length") else stream.finish_reason
                 return self._written(writer, writer.segmenter.close(stream.finish_reason))
 
     def _written(self, writer: StepWriter, step: Step) -> steps.StepWritten:

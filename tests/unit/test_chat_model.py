@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, TypedDict
 
 import pytest
@@ -19,6 +19,7 @@ from lookahead_agent import ChatLookahead, VerifierPolicy
 from lookahead_agent.decoding import DecodingSettings
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.engines.chat_template import ThinkingTags
+from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, LookaheadError, PolicyError
 from lookahead_agent.generation.call_options import CallOptions
 from lookahead_agent.generation.generator import decoding_settings
@@ -237,6 +238,24 @@ def test_a_history_whose_question_was_removed_is_no_empty_question() -> None:
     ):
         assert scripted_chat(REPLY, policy="off").invoke(messages).text
     scripted_chat(REPLY, policy="off").warm([SystemMessage("s"), HumanMessage("")])
+
+
+class FilteringEngine(ScriptedEngine):
+    """An engine whose replies end with a reason of the server."""
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
+        yield Delta(tuple(self.tokenizer.encode("It is")))
+        yield Delta((), None, "content_filter")
+
+
+@pytest.mark.parametrize("policy", ["off", "exact:depth=2"])
+def test_a_reason_of_the_engine_reaches_the_user(policy: str) -> None:
+    tokenizer = ScriptedTokenizer()
+    engines = EngineSet(FilteringEngine(tokenizer, []), ScriptedEngine(tokenizer, [ScriptedStep("It was so.")]))
+    llm = ChatLookahead(engines=engines, policy=policy)
+    message = llm.invoke("?")
+    assert (message.text, message.response_metadata["finish_reason"]) == ("It is", "content_filter")
+    assert [chunk.response_metadata.get("finish_reason") for chunk in llm.stream("?")][-1] == "content_filter"
 
 
 def test_target_failure_raises_an_engine_error() -> None:
