@@ -9,7 +9,6 @@ from langchain_core.messages import (
     BaseMessage,
     ChatMessage,
     FunctionMessage,
-    HumanMessage,
     InvalidToolCall,
     SystemMessage,
     ToolCall,

@@ -60,8 +60,9 @@ class CallDefaults(SamplingArguments, EngineFields):
     ) -> GenerateRequest:
         """Build the request of a call with these options; `run_manager` knows the calling node.
 
-        Without a question it raises ConfigurationError, unless the prompt `may_be_empty`. A `prompt` of text or token ids bypasses the chat template. With messages, the reply continues a last assistant
-        message, unless that is a finished reply.
+        Without a question it raises ConfigurationError, unless the prompt `may_be_empty`. A `prompt` of text or token
+        ids bypasses the chat template. With messages, the reply continues a last assistant message, unless that is a
+        finished reply.
         """
         policy, node = self._chosen_policy(options, run_manager)
         messages: list[dict[str, Any]] | None = None

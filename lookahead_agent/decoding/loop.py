@@ -9,11 +9,10 @@ from functools import partial
 from typing import Any, Literal
 
 from lookahead_agent.decoding import step as steps
-from lookahead_agent.decoding.accounting import ReplyClock, ReplyReport
+from lookahead_agent.decoding.accounting import ReplyClock, ReplyReport, stall_limit
 from lookahead_agent.decoding.draft_follower import DraftFollower
-from lookahead_agent.decoding.foreign import call_part, describe, is_cancelled, is_foreign, wait_for_end
+from lookahead_agent.decoding.foreign import call_part
 from lookahead_agent.decoding.prefixes import Prefixes, without_surrogates
-from lookahead_agent.decoding.progress import stall_limit
 from lookahead_agent.decoding.request import DecodingSettings, OnStep, Reply, ReplyRequest, StepEvent, StepEventKind
 from lookahead_agent.decoding.scheduler import LookaheadScheduler
 from lookahead_agent.decoding.step import Node, Source, Step, StepEnd
@@ -27,6 +26,7 @@ from lookahead_agent.decoding.verifier import (
     Verdict,
     Verifier,
 )
+from lookahead_agent.engines.background import describe, is_cancelled, is_foreign, wait_for_end
 from lookahead_agent.engines.protocol import Engine, SupportsSharedDraft
 from lookahead_agent.engines.shared_draft import BufferLines
 from lookahead_agent.errors import ConfigurationError, EngineError
@@ -344,7 +344,7 @@ class _Loop:
         with self._clock.verifier:
             try:
                 async with asyncio.timeout(limit) as timeout:
-                    verdict = await call_part(self.verifier, verify)
+                    verdict = await (call_part(self.verifier, verify) if self._is_foreign else verify())
             except TimeoutError as error:
                 if not timeout.expired():
                     raise

@@ -7,7 +7,7 @@ import logging
 import re
 import uuid
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -90,6 +90,8 @@ _CONTEXT_TOKENS = 8
 # Special tokens that mark parts of a reply: decoding keeps them as text, so that parsers find them.
 _MARKUP_TOKENS = re.compile(r"tool|function|python_tag|think", re.IGNORECASE)
 _MAX_TOKENS_OF_CHARACTER = 4  # as many as UTF-8 has bytes
+_MAX_RENDER_SECONDS = 10.0
+_MAX_GROWTH = 4096  # of a text by the tokenizer's replacements
 _PIECE_LENGTH = 1 << 14  # characters encoded at once if a text may be too long
 _MAX_TOKENS_PER_CUT = 16  # tokens that a cut can add to a text: characters on both sides may share one token
 
@@ -171,6 +173,9 @@ class HFTokenizer:
         self._warned_about_names = False
         template = self.backend.chat_template
         self.chat_template = template if isinstance(template, str) else json.dumps(template or "")
+        for text in template.values() if isinstance(template, dict) else [template or ""]:
+            chat_template.check_template(text)
+        self._check_patterns(folder)
         self.eos_ids = _eos_ids(folder, self.backend.eos_token_id)
         self.size = len(self.backend)
         vocabulary = json.dumps(sorted(self.backend.get_vocab().items()))
@@ -181,6 +186,31 @@ class HFTokenizer:
             self.thinking = tags
         elif tags.close in self.backend.get_added_vocab():  # also in models that never think
             self.thinking = ThinkingTags(always=False)
+
+    def _check_patterns(self, folder: Path) -> None:
+        """Try the patterns of the tokenizer with a time-out: Rust's search for a pattern cannot be interrupted.
+
+        Raises ModelNotFoundError for a pattern that takes exponential time, or for replacements that multiply a text.
+        """
+        import regex
+
+        parts = [getattr(self._fast, name) for name in ("normalizer", "pre_tokenizer", "decoder")]
+        pending: list[Any] = [json.loads(part.__getstate__()) for part in parts if part is not None]
+        growth = 1
+        for value in pending:
+            if isinstance(value, list):
+                pending += value
+            elif isinstance(value, dict):
+                pending += value.values()
+                growth *= max(1, len(value["content"])) if isinstance(value.get("content"), str) else 1
+                if isinstance(pattern := value.get("Regex"), str) and _takes_exponential_time(pattern, regex):
+                    raise ModelNotFoundError(
+                        f"{folder} has no usable tokenizer: {pattern[:80]!r} takes exponential time"
+                    )
+        if growth > _MAX_GROWTH:
+            raise ModelNotFoundError(
+                f"{folder} has no usable tokenizer: its replacements make a text {growth} times longer"
+            )
 
     def exchanging_text(self) -> Self:
         """The same tokenizer for a server that returns text only; its fingerprint prevents an exchange of token ids."""
@@ -203,7 +233,10 @@ class HFTokenizer:
         }
         templates = self.backend.chat_template or ""
         texts = [templates] if isinstance(templates, str) else templates.values()
-        return frozenset().union(*map(_get_template_variables, texts)) - supplied
+        try:
+            return frozenset().union(*map(_get_template_variables, texts)) - supplied
+        except Exception as error:  # of a template that cannot be read, or that is nested too deeply
+            raise ConfigurationError(f"the chat template of {self._name} cannot be read: {error}") from error
 
     def encode(self, text: str, longest: int | None = None) -> list[int]:
         """Token ids of `text`; see `Tokenizer.encode`."""
@@ -310,13 +343,37 @@ class HFTokenizer:
             if first_error is None or adapted != current:
                 current = adapted
                 try:
-                    return str(self.backend.apply_chat_template(current, **options))
+                    return chat_template.within(
+                        _MAX_RENDER_SECONDS, partial(self.backend.apply_chat_template, current, **options)
+                    )
+                except chat_template.TemplateTimeoutError:
+                    raise
                 # A template is third-party code: unexpected input can raise any exception.
                 except Exception as error:
                     first_error = first_error or error
         raise ConfigurationError(
             f"the chat template of {self._name} refuses these messages: {first_error or type(first_error).__name__}"
         ) from first_error
+
+
+def _takes_exponential_time(pattern: str, regex: Any) -> bool:
+    """Whether a search for a pattern takes more than a second in some short text of its own letters."""
+    words = re.findall(r"\w+", pattern)
+    letters = sorted({*"".join(words), *" \na1!.-"})[:80]
+    try:
+        compiled = regex.compile(pattern)
+        for probe in (
+            *(letter * 40 for letter in letters),
+            *("".join(words)[:8] * 10, *(word[:4] * 10 for word in words[:20])),
+        ):
+            for end in ("", "\0"):
+                for _ in compiled.finditer(probe + end, timeout=1.0):
+                    pass
+    except TimeoutError:
+        return True
+    except regex.error:  # a notation of Rust's engine only
+        return False
+    return False
 
 
 def _eos_ids(folder: Path, default: int | None) -> frozenset[int]:
