@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import aclosing, closing, suppress
 from contextvars import copy_context
+from inspect import Parameter, signature
 from typing import Any, cast
 
 from langchain.agents.middleware import ModelResponse, ToolCallRequest
@@ -185,6 +186,9 @@ class _PlanCalls:
 
 def _is_injected(tool: BaseTool) -> bool:
     """Whether the tool takes arguments that only the agent's tool node injects, such as its runtime."""
-    if isinstance(tool.args_schema, dict):  # as of MCP's tools, whose arguments all come from the model
-        return False
+    if isinstance(tool.args_schema, dict):  # as of MCP's tools: only the function says what it takes
+        function = getattr(tool, "func", None) or getattr(tool, "coroutine", None) or tool._run
+        variadic = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+        taken = {name for name, entry in signature(function).parameters.items() if entry.kind not in variadic}
+        return bool(taken - {*tool.args, "config", "callbacks", "run_manager"})
     return bool(set(getattr(tool.get_input_schema(), "model_fields", ())) - set(tool.args))

@@ -21,6 +21,7 @@ from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokeni
 from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, LookaheadError, PolicyError
+from lookahead_agent.generation.call_options import CallOptions
 from lookahead_agent.generation.generator import decoding_settings
 from lookahead_agent.policy import as_policy
 from lookahead_agent.runtime.engine_set import EngineSet
@@ -500,3 +501,16 @@ def test_text_far_beyond_the_context_length_is_rejected() -> None:
     engine = ScriptedEngine(ScriptedTokenizer(), [ScriptedStep("x")], context_length=100)
     with pytest.raises(ContextLengthError, match="more than 100 tokens"):
         ChatLookahead(engines=EngineSet(engine), policy="off").invoke("word and, " * 100_000)
+
+
+def test_a_target_that_stalls_fails_the_reply_by_default() -> None:
+    engine = ScriptedEngine(ScriptedTokenizer(), [ScriptedStep("One ", hangs=True)])
+    llm = ChatLookahead(engines=EngineSet(engine), policy="off", stall_timeout=0.1)
+    with pytest.raises(EngineError, match="the target model gave no sign of life for"):
+        llm.invoke("?")
+    assert engine.in_flight == 0
+    assert ChatLookahead(engines=EngineSet(engine)).request("?", CallOptions()).stall_timeout == 120
+    behind_a_server = {"base_url": "http://server/v1", "use_daemon": False}
+    for fields, expected in (({}, None), ({"stall_timeout": 30}, 30), ({"stall_timeout": None}, None)):
+        llm = ChatLookahead(model="qwen2.5-coder-1.5b", **behind_a_server, **fields)  # type: ignore[arg-type]
+        assert llm.request("?", CallOptions()).stall_timeout == expected

@@ -88,15 +88,13 @@ def byte_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> HFTokenizer:
     return HFTokenizer(folder)
 
 
-@pytest.mark.parametrize("prompt", ["", "a <stop>", "ééé", "\N{REPLACEMENT CHARACTER}", "🪿\N{REPLACEMENT CHARACTER}"])
+@pytest.mark.parametrize("prompt", ["", "a <stop>", "ééé"])
 def test_a_stream_that_begins_within_a_character_repeats_nothing(byte_tokenizer: HFTokenizer, prompt: str) -> None:
     ids = byte_tokenizer.encode(f"{prompt}🪿 é.")
     begins = len(byte_tokenizer.encode(prompt))
     for inside, text in ((0, "🪿 é."), (1, "🪿 é."), (2, "🪿 é."), (3, "🪿 é."), (4, " é."), (5, "é."), (6, "é.")):
         stream = byte_tokenizer.stream(ids[: begins + inside])
         assert "".join([*map(stream.push, ids[begins + inside :]), stream.flush()]) == text
-    invalid = byte_tokenizer.stream(ids[: begins + 2])
-    assert "".join(map(invalid.push, byte_tokenizer.encode("ab"))) == "ab", "half a character belongs to the prompt"
 
 
 @pytest.mark.parametrize("decoding", [DecodingSettings(depth=2), DecodingSettings(depth=2, synchronous=True)])

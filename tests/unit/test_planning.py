@@ -7,10 +7,12 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 from langchain.agents.middleware import ModelCallLimitMiddleware
+from langchain.tools import ToolRuntime
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
 from langchain_core.tools import BaseTool, StructuredTool
 from langgraph.checkpoint.memory import InMemorySaver
@@ -21,7 +23,8 @@ from graphs.llm_compiler import build_llm_compiler
 from graphs.plan_execute import build_plan_execute
 from graphs.rewoo import build_rewoo
 from lookahead_agent import ChatLookahead
-from lookahead_agent.agents.early_calls import MAX_CALLS
+from lookahead_agent.agents.early_calls import MAX_CALLS, EarlyCallMiddleware
+from lookahead_agent.agents.mcp_tools import _McpTool
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.engine_set import EngineSet
@@ -268,8 +271,9 @@ async def test_plan_execute_runs_tools_without_hints_one_by_one() -> None:
 
 
 @sync_and_async
-async def test_llm_compiler_runs_calls_while_the_planner_writes(asynchronous: bool) -> None:
-    """The planner writes the second call after the first one has ended."""
+@pytest.mark.parametrize("schema", [None, {"type": "object", "properties": {"word": {"type": "string"}}}])
+async def test_llm_compiler_runs_calls_while_the_planner_writes(asynchronous: bool, schema: Any) -> None:
+    """The planner writes the second call after the first one has ended; also for tools with a schema, as MCP's."""
     ended = threading.Event()
 
     def note(word: str) -> str:
@@ -286,9 +290,10 @@ async def test_llm_compiler_runs_calls_while_the_planner_writes(asynchronous: bo
                     await wait_until(ended.is_set)
                 yield delta
 
+    tool = StructuredTool.from_function(note, args_schema=schema, metadata=READ_ONLY)
     script = scripted_replies(**{PLAN: 'Plan:\n1. note("a")\n2. note("b")', ANSWER: "Done."})
     llm = ChatLookahead(engines=EngineSet(WaitingEngine(ScriptedTokenizer(), reply_script(script))), policy="off")
-    await run(build_llm_compiler(llm, [StructuredTool.from_function(note, metadata=READ_ONLY)]), asynchronous)
+    await run(build_llm_compiler(llm, [tool]), asynchronous)
     assert ended.is_set()
 
 
@@ -507,3 +512,29 @@ async def test_second_plan_of_one_turn_has_its_own_results(build: Build, asynchr
     assert tools.called == ["tea"]
     answer_prompt = next(prompt for prompt in prompts if ANSWER in prompt)
     assert '[1] look tea up\n(not carried out)\n\n[1] look_up(word="tea")\ntea!' in answer_prompt
+
+
+def test_only_tools_that_say_that_they_read_start_early() -> None:
+    def with_runtime(word: str, runtime: ToolRuntime) -> str:
+        """Look a word up."""
+        return word
+
+    def plain(word: str) -> str:
+        """Look a word up."""
+        return word
+
+    schema = {"type": "object", "properties": {"word": {"type": "string"}}}
+    mcp = _McpTool(name="mcp", description="", args_schema=schema, begin=lambda arguments: Future(), metadata=READ_ONLY)
+    tools = [
+        mcp,
+        mcp.model_copy(update={"name": "unknown", "metadata": {}}),
+        mcp.model_copy(update={"name": "writes", "metadata": {"readOnlyHint": False, "idempotentHint": True}}),
+        mcp.model_copy(update={"name": "direct", "return_direct": True}),
+        mcp.model_copy(update={"name": "later"}),
+        StructuredTool.from_function(plain, metadata=READ_ONLY),
+        StructuredTool.from_function(plain, name="no_hint"),
+        StructuredTool.from_function(with_runtime, metadata=READ_ONLY),
+        StructuredTool(name="schema", description="", args_schema=schema, func=with_runtime, metadata=READ_ONLY),
+    ]
+    middleware = EarlyCallMiddleware(tools, planner="{tools} {form}", finisher="", later=["later"])
+    assert [*middleware.early] == ["mcp", "plain"]
