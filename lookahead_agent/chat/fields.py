@@ -80,8 +80,8 @@ class EngineFields(BaseModel):
     "shared_draft" (the tokens of the draft's steps), "draft_model", "ngram", "suffix", or vLLM's `speculative_config`,
     such as `{"method": "eagle3", "model": …, "num_speculative_tokens": 3}`."""
     precision: Precision = "auto"
-    """Precision of the target's weights: "bf16", "fp32", "int8" (activations too), "int8-weights" (on CPUs), or "auto".
-    On a CPU "auto" takes the fastest, and "int8" only with int8 instructions; on a GPU, the folder's precision."""
+    """Precision of the target's weights: "bf16", "fp32", "int8" (activations too), or "auto": the fastest on a CPU, and
+    the folder's precision on a GPU."""
     draft_precision: Precision = "auto"
     """Precision of the draft's weights."""
     engine_args: dict[str, Any] = Field(default_factory=dict)

@@ -1,10 +1,11 @@
 """`ChatLookahead`, the LangChain chat model: it builds a request for each call and converts the reply's events."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from typing import Any, Self
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.language_models.base import LangSmithParams, LanguageModelInput
 from langchain_core.load.load import ALL_SERIALIZABLE_MAPPINGS
 from langchain_core.messages import AIMessage, BaseMessage
@@ -18,7 +19,7 @@ from lookahead_agent.chat.requests import CallDefaults
 from lookahead_agent.decoding import StepEvent
 from lookahead_agent.engines import background
 from lookahead_agent.engines.tokenizer import Tokenizer
-from lookahead_agent.errors import ConfigurationError, validation_message
+from lookahead_agent.errors import ConfigurationError, ContextLengthError, validation_message
 from lookahead_agent.generation.backend import ChatReply, GenerateRequest, TextDelta
 from lookahead_agent.generation.call_options import CallOptions, SamplingArguments, openai_tools
 from lookahead_agent.generation.local_backend import LocalBackend
@@ -35,6 +36,10 @@ AsyncRun = AsyncCallbackManagerForLLMRun | None
 
 ReplyEvent = TextDelta | StepEvent | AIMessage
 """The text and the steps of a reply while they are generated, then its message."""
+
+
+class ChatContextLengthError(ContextLengthError, ContextOverflowError):
+    """The prompt leaves no room for a reply: LangChain's agents catch this error, summarize, and try again."""
 
 
 class ChatLookahead(CallDefaults, BindingModel):
@@ -190,23 +195,25 @@ class ChatLookahead(CallDefaults, BindingModel):
         """Yield the text of a reply, then its message; step events go to the callbacks."""
         request = self.request(messages, _options(stop, options), run_manager=run_manager)
         steps = StepCallbacks(request, self.stream_steps, run_manager)
-        for event in background.stream(self.generate_events(request)):
-            if isinstance(event, StepEvent):
-                steps.send(event)
-            else:
-                yield event
+        with _langchain_errors():
+            for event in background.stream(self.generate_events(request)):
+                if isinstance(event, StepEvent):
+                    steps.send(event)
+                else:
+                    yield event
 
     async def _aevents(
         self, messages: Messages, stop: Stop, run_manager: AsyncRun, options: dict[str, Any]
     ) -> AsyncGenerator[TextDelta | AIMessage, None]:
         request = self.request(messages, _options(stop, options), run_manager=run_manager)
         steps = StepCallbacks(request, self.stream_steps, run_manager)
-        async with aclosing(background.astream(self.generate_events(request))) as events:
-            async for event in events:
-                if isinstance(event, StepEvent):
-                    await steps.asend(event)
-                else:
-                    yield event
+        with _langchain_errors():
+            async with aclosing(background.astream(self.generate_events(request))) as events:
+                async for event in events:
+                    if isinstance(event, StepEvent):
+                        await steps.asend(event)
+                    else:
+                        yield event
 
     async def generate_events(self, request: GenerateRequest) -> AsyncGenerator[ReplyEvent, None]:
         """Yield the text and the steps of a reply, then its message; must run in the background loop."""
@@ -341,6 +348,15 @@ class ChatLookahead(CallDefaults, BindingModel):
     def _recommended_sampling(self) -> Mapping[str, Any]:
         entry = self._backend.catalogue_entry
         return entry.sampling if entry is not None else GREEDY
+
+
+@contextmanager
+def _langchain_errors() -> Iterator[None]:
+    """Raise an error that LangChain has a class for as that class too."""
+    try:
+        yield
+    except ContextLengthError as error:
+        raise ChatContextLengthError(str(error)) from error
 
 
 def _options(stop: list[str] | None, options: Mapping[str, Any]) -> CallOptions:

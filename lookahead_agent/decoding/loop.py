@@ -393,7 +393,6 @@ class _Loop:
         self._events.put_nowait(steps.Late(job, str(_SilenceError(who, round(silence, 1)))))
 
     def _stalled(self, job: int, silence: float) -> None:
-        self._streams.target_progress.stalled = True
         self._events.put_nowait(steps.Failed(job, str(_SilenceError("the target model", round(silence)))))
 
     async def _run_job(self, job: int, work: Callable[[], Coroutine[Any, Any, steps.Event]]) -> None:

@@ -16,7 +16,6 @@ class EngineProgress:
     """The latest token of an engine; replies in one event loop share it."""
 
     advanced_at: float = float("-inf")  # on the event loop's clock
-    stalled: bool = False  # whether a request has timed out since
 
     _by_engine: ClassVar[weakref.WeakKeyDictionary[Engine, EngineProgress]] = weakref.WeakKeyDictionary()
 
@@ -30,7 +29,7 @@ class EngineProgress:
 
     def advance(self, now: float) -> None:
         """Record a token."""
-        self.advanced_at, self.stalled = now, False
+        self.advanced_at = now
 
 
 def stall_limit(seconds: float, prompt_length: int) -> float:

@@ -114,7 +114,7 @@ class LocalBackend:
 
     def healthy(self) -> bool:
         """Return whether the target can write replies, as far as is known without a request to it."""
-        return self.running is None or self.running.healthy
+        return self.running is None or self.running.target.healthy
 
     def models_to_start(self, policy: VerifierPolicy) -> tuple[str, ...]:
         """The roles of the models that a call under this policy would start or restart; empty if all run."""

@@ -6,7 +6,6 @@ from functools import lru_cache
 
 from lookahead_agent.certificates.certificate import Certificate, Found, find_certificate
 from lookahead_agent.certificates.drift_monitor import DISPUTED_BELOW, DriftMonitor
-from lookahead_agent.decoding.progress import EngineProgress
 from lookahead_agent.decoding.verifier import DraftVerifier, Verifier
 from lookahead_agent.engines.protocol import Engine, SupportsSharedDraft
 from lookahead_agent.hardware.reply_speeds import CPUTime
@@ -61,11 +60,6 @@ class EngineSet:
         self.problems: dict[str, str] = {}  # why a requested draft, judge or embedding model is missing, by role
         self.clock = time.monotonic  # for the time until a silent draft or verifier is tried again
         self._silences: dict[tuple[str, object], tuple[float, str]] = {}
-
-    @property
-    def healthy(self) -> bool:
-        """Whether the target can generate, as far as is known: no request to it has timed out since its last token."""
-        return self.target.healthy and not EngineProgress.of(self.target).stalled
 
     def remember_silence(self, part: str, policy: VerifierPolicy, reason: str) -> None:
         """Leave a silent draft, or this policy's verifier, out of the replies of the next minute."""

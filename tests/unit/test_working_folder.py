@@ -223,8 +223,8 @@ HIDDEN = [
     ".git/config", ".git/hooks/post-checkout", ".GIT/config", "data/.git/config", "./.git/config", "data//.git/HEAD",
     ".envrc", ".env", ".ENV", ".env.local", ".vscode/tasks.json", ".github/workflows/x.yml", ".mcp.json", ".bashrc",
     ".gitattributes", ".git. /config", " .git/config", ".git:x/config", "data\\.git\\config", "..\\.git",
-    ".g\u200cit/config", "\u200d.git/config", "\uff0egit/config", "GIT~1/config", "prod.env", "id_rsa", "keys/id_ed25519",
-    "server.pem",
+    ".g\u200cit/config", "\u200d.git/config", "\uff0egit/config", "GIT~1/config", "prod.env", "id_rsa",
+    "keys/id_ed25519", "server.pem",
     "tls/server.KEY", "credentials.json", "secrets.yaml", "store.p12",
 ]  # fmt: skip
 ORDINARY = ["a.txt", "src/main.py", "notes/makefile.txt", "environment.md", "keys.txt", "a.b.c", "build/out.txt", "~x"]
