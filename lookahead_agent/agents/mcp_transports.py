@@ -85,6 +85,9 @@ class Program:
                     self.problem = "it sent a message that is nested too deeply"
                 except _ENDED:
                     pass
+            if self.problem:
+                with suppress(ProcessLookupError):
+                    process.kill()
             # A program that still writes would wait for a reader, and not end.
             await _drain(stdout)
 

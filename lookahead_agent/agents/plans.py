@@ -3,23 +3,22 @@
 import json
 import re
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, Self
 
-from langchain_core.messages import (
-    AIMessage,
-    AnyMessage,
-    BaseMessage,
-    HumanMessage,
-    SystemMessage,
-    ToolCall,
-    ToolMessage,
-)
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, ToolCall, ToolMessage
 from langchain_core.tools import BaseTool
 
-from lookahead_agent.agents.prompts import format_call, since_last_question
+from lookahead_agent.agents.prompts import (
+    REPEATED,
+    conversation_before,
+    format_call,
+    is_question,
+    since_last_question,
+)
+from lookahead_agent.agents.turns import RETRIES
 from lookahead_agent.agents.written_calls import (
     Parameters,
     map_references,
@@ -59,6 +58,11 @@ class PlanLine:
         """Numbers of the earlier lines whose results the line references."""
         # Other numbers are amounts of money.
         return frozenset(number for number in self._numbers if 0 < number < self.number)
+
+    @property
+    def highest_reference(self) -> int:
+        """The highest number after a dollar sign, or 0."""
+        return max(self._numbers, default=0)
 
     @property
     def _numbers(self) -> frozenset[int]:
@@ -107,7 +111,7 @@ class _DoesNotFit(Exception):
 
 def _fill(results: Mapping[int, str], text: str, *, read: Callable[[str], Any]) -> Any:
     whole = whole_reference(text)
-    if whole in results:
+    if whole is not None and whole in results:
         return read(results[whole])
     if not all(is_value(results[number]) for number in references(text) if number in results):
         raise _DoesNotFit
@@ -218,6 +222,19 @@ def plan_call(plan: int, line: int, name: str, arguments: dict[str, Any]) -> Too
     return ToolCall(name=name, args=arguments, id=f"plan-{plan}-{line}-{uuid.uuid4().hex[:8]}", type="tool_call")
 
 
+EXECUTED = "executed"
+"""Key in `additional_kwargs` of a result: the call that ran in place of the model's, and its own text."""
+
+
+def exact_results(messages: Iterable[BaseMessage]) -> dict[str, str]:
+    """Return the texts of results by call id, without notes to the model, however much a prompt shows of them."""
+    return {
+        message.tool_call_id: message.additional_kwargs.get(EXECUTED, {}).get("text", message.text)
+        for message in messages
+        if isinstance(message, ToolMessage)
+    }
+
+
 @dataclass
 class PlanRun:
     """One plan with the attempts of its lines, by line number."""
@@ -226,12 +243,17 @@ class PlanRun:
     # Calls with their results; the status is "error" if the tool failed or a person rejected the call.
     attempts: dict[int, list[tuple[ToolCall, ToolMessage]]] = field(default_factory=dict)
     unwritten: dict[int, int] = field(default_factory=dict)  # how often a model failed to write the line's call
+    exact: Mapping[str, str] = field(default_factory=dict)  # texts of results by call id, where prompts show less
 
     @property
     def results(self) -> dict[int, str]:
         """Results of the successful lines, by number."""
         last = {number: tries[-1][1] for number, tries in self.attempts.items()}
-        return {number: result.text for number, result in last.items() if result.status != "error"}
+        return {
+            number: self.exact.get(result.tool_call_id, result.text)
+            for number, result in last.items()
+            if result.status != "error"
+        }
 
     @property
     def failed(self) -> bool:
@@ -259,34 +281,44 @@ class PlanRun:
 
 @dataclass(frozen=True)
 class Conversation:
-    """The last question of messages, the questions and answers before it, and the plans after it."""
+    """The question of a run, the questions and answers before it, and the plans after it."""
 
     question: str
     before: list[AnyMessage]
     plans: list[PlanRun]
 
     @classmethod
-    def read(cls, messages: Sequence[BaseMessage], tools: Mapping[str, BaseTool]) -> Self:
-        """Parse the questions, answers and plans in messages; `tools` are by name."""
+    def read(
+        cls, messages: Sequence[AnyMessage], tools: Mapping[str, BaseTool], exact: Mapping[str, str] | None = None
+    ) -> Self:
+        """Parse the questions, answers and plans in messages.
+
+        Args:
+            messages: The conversation, with the messages of the run.
+            tools: By name.
+            exact: Texts of results by call id (`exact_results`), where the messages show less of them.
+        """
         now = since_last_question(messages)
-        before: list[AnyMessage] = [
-            message
-            for message in messages[: len(messages) - len(now)]
-            if isinstance(message, (HumanMessage, SystemMessage))
-            or (isinstance(message, AIMessage) and not message.tool_calls and message.name is None and message.text)
-        ]
-        result = cls(now[0].text.strip(), before, [])
+        question = "\n\n".join(message.text.strip() for message in now if is_question(message))
+        result = cls(question, conversation_before(messages[: len(messages) - len(now)]), [])
         calls: dict[str, ToolCall] = {}
         for message in now[1:]:
             if isinstance(message, AIMessage):
                 if message.name == "planner":
                     # Without a plan, the question is the only line, and a model has to write its call.
-                    result.plans.append(PlanRun(parse_plan(message.text, tools) or [PlanLine(1, result.question)]))
+                    lines = parse_plan(message.text, tools) or [PlanLine(1, result.question)]
+                    result.plans.append(PlanRun(lines, exact=exact or {}))
                 elif message.name == "executor" and not message.tool_calls and result.plans:
                     number, unwritten = int(message.additional_kwargs.get("line", 0)), result.plans[-1].unwritten
                     unwritten[number] = unwritten.get(number, 0) + 1
                 calls |= {call["id"]: call for call in message.tool_calls if call["id"]}
             elif isinstance(message, ToolMessage) and (found := _CALL_ID.fullmatch(message.tool_call_id)):
-                attempts = result.plans[int(found[1]) - 1].attempts.setdefault(int(found[2]), [])
-                attempts.append((calls[message.tool_call_id], message))
+                run, line = result.plans[int(found[1]) - 1], int(found[2])
+                if REPEATED in message.additional_kwargs:  # no further attempt is of use
+                    run.unwritten[line] = RETRIES + 1
+                else:
+                    call = calls[message.tool_call_id]
+                    if executed := message.additional_kwargs.get(EXECUTED):
+                        call = ToolCall(name=executed["name"], args=executed["args"], id=call["id"], type="tool_call")
+                    run.attempts.setdefault(line, []).append((call, message))
         return result

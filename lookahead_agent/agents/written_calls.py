@@ -4,14 +4,13 @@ Values are literals of Python or of JSON, and are read exactly. Everything else 
 the call.
 """
 
-import ast
 import math
 import re
 import threading
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any, NamedTuple, Self
 
 from jsonschema import Draft202012Validator, ValidationError, validators
@@ -32,15 +31,10 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _SPACE = re.compile(r"(?:\s|#[^\n]*)*")
-_WORDS = {
-    "true": "True",
-    "false": "False",
-    "null": "None",
-    "…": "...",
-    **{w: w for w in ("True", "False", "None", "...")},
-}
-_ESCAPE = re.compile(r"\\(.)|[\n\r]", re.DOTALL)
-_PYTHON_ESCAPES = "\\'\"abfnrtvxNuU01234567\n"
+_WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None, "...": ..., "…": ...}
+_ESCAPE = re.compile(r"\\(x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|N\{[^{}]*\}|[0-7]{1,3}|.)", re.DOTALL)
+_ESCAPES = {"\n": "", "\\": "\\", "'": "'", '"': '"', **dict(zip("abfnrtv", "\a\b\f\n\r\t\v", strict=True))}
+_MAX_DEPTH = 64  # levels of objects and lists in a value
 _MAX_REFERENCES = 1_000  # references of a schema followed for one call: nested ones multiply
 
 
@@ -126,10 +120,10 @@ def _until_separator(text: str, at: int) -> tuple[list[Token], Token]:
     value: list[Token] = []
     depth = 0
     for token in tokens(text, at):
-        if depth == 0 and (token.text == "," or token.text == ")") and token.kind in ("mark", "close"):
+        if depth == 0 and token.text in (",", ")"):
             return value, token
         depth += (token.kind == "open") - (token.kind == "close")
-        if token.kind in ("unclosed", "other") or depth < 0:
+        if token.kind in ("unclosed", "other") or not 0 <= depth <= _MAX_DEPTH:
             raise ValueError(f"{token.text[:20]!r} is no literal")
         if token.kind != "space":
             value.append(token)
@@ -137,70 +131,102 @@ def _until_separator(text: str, at: int) -> tuple[list[Token], Token]:
 
 
 def _literal(value: list[Token], results: int) -> Any:
-    if any({first.kind, second.kind} <= {"text", "reference"} for first, second in pairwise(value)):
-        raise ValueError("two texts follow each other")  # Python would join them, after a forgotten comma too
-    source = " ".join(_python(token, results) for token in value)
+    """Return the value of tokens, all of which it takes."""
+    # Python's own parser of literals is not safe in several threads before 3.12.
+    literal = _Literal(value, results)
+    read = literal.value()
+    if literal.left:
+        raise ValueError(f"{literal.left[-1].text[:20]!r} follows a value")
+    return read
+
+
+class _Literal:
+    """Reads one literal from tokens."""
+
+    def __init__(self, value: list[Token], results: int) -> None:
+        self.left = value[::-1]
+        self._results = results
+
+    def value(self) -> Any:
+        token = self._next()
+        match token.kind, token.text:
+            case "text", text:
+                return _text(text)
+            case "number", text:
+                return _number(text)
+            case "reference", text if 0 < int(text.strip("${}")) <= self._results:
+                return text
+            case "word", text if text in _WORDS:
+                return _WORDS[text]
+            case "open", "{":
+                return dict(self._items("}"))
+            case "open", "[":
+                return [value for value, _ in self._items("]")]
+            case "open", "(":
+                values = [value for value, _ in self._items(")")]
+                return values if self._has_comma or not values else values[0]
+        raise ValueError(f"{token.text[:20]!r} is no literal")
+
+    def _items(self, end: str) -> list[tuple[Any, Any]]:
+        """Read what is between brackets: values, or keys with their values in curly ones."""
+        items: dict[Any, tuple[Any, Any]] = {}
+        has_comma = False
+        while self.left and self.left[-1].text != end:
+            if items and not has_comma:
+                raise ValueError("a comma is missing")
+            key = item = self.value()
+            if end == "}":
+                if not isinstance(key, str) or _REFERENCE.search(key) or key in items or self._next().text != ":":
+                    raise ValueError("an object has texts as keys, each once")
+                item = self.value()
+            items[key if end == "}" else len(items)] = (key, item) if end == "}" else (item, None)
+            if has_comma := bool(self.left) and self.left[-1].text == ",":
+                self._next()
+        self._next()
+        self._has_comma = has_comma or len(items) > 1
+        return [*items.values()]
+
+    def _next(self) -> Token:
+        if not self.left:
+            raise ValueError("a value is missing")
+        return self.left.pop()
+
+
+def _number(text: str) -> int | float:
     try:
-        tree = ast.parse(source, mode="eval")
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Dict):
-                keys = [ast.literal_eval(key) if key is not None else None for key in node.keys]
-                if not all(isinstance(key, str) and not _REFERENCE.search(key) for key in keys):
-                    raise ValueError("the keys of an object are texts")
-                if len({*keys}) < len(keys):
-                    raise ValueError("a key of an object occurs twice")
-        return _as_json(ast.literal_eval(tree))
-    except (SyntaxError, TypeError, RecursionError, MemoryError) as error:
-        raise ValueError(str(error)) from error
-
-
-def _python(token: Token, results: int) -> str:
-    """Return Python's notation of a token."""
-    match token.kind:
-        case "text":
-            return repr(_text(token.text))
-        case "reference":
-            if not 0 < int(token.text.strip("${}")) <= results:
-                raise ValueError(f"{token.text} is no earlier result")
-            return repr(token.text)
-        case "word":
-            if token.text not in _WORDS:
-                raise ValueError(f"{token.text} is no literal")
-            return _WORDS[token.text]
-    return token.text
+        return int(text, 0)
+    except ValueError:
+        if text.lstrip("+-")[:2].isdecimal():
+            int(text.lstrip("+-").partition(".")[0].partition("e")[0].partition("E")[0], 0)  # no leading zeros
+        number = float(text)
+        if not math.isfinite(number):
+            raise ValueError(f"{text} is too large") from None
+        return number
 
 
 def _text(quoted: str) -> str:
     """Return the value of a text in quotes: Python's, which is JSON's as well but for the escape of a slash."""
     prefix = quoted[: len(quoted) - len(quoted.lstrip("rRuU"))]
     length = 3 if quoted[len(prefix) :].startswith(('"""', "'''")) else 1
-    quote, body = quoted[-length:], quoted[len(prefix) + length : -length]
-    if prefix in ("r", "R"):
-        return body
-
-    def escape(match: re.Match[str]) -> str:
-        if match[1] is None:
-            return "\\n" if match[0] == "\n" else "\\r"
-        if match[1] == "/":
-            raise ValueError(r"\/ is one character in JSON and two in Python")
-        return match[0] if match[1] in _PYTHON_ESCAPES else f"\\\\{match[1]}"
-
-    value: str = ast.literal_eval(quote + _ESCAPE.sub(escape, body) + quote)
+    body = quoted[len(prefix) + length : -length]
+    value = body if prefix in ("r", "R") else _ESCAPE.sub(_unescape, body)
     # JSON writes a character beyond 16 bits as two escapes; half of one is an error.
     return value.encode("utf-16", "surrogatepass").decode("utf-16")
 
 
-def _as_json(value: Any) -> Any:
-    """Return a literal as a value of JSON, with `Ellipsis` in place of values that are left open."""
-    if isinstance(value, (list, tuple)):
-        return [_as_json(entry) for entry in value]
-    if isinstance(value, dict):
-        return {key: _as_json(entry) for key, entry in value.items()}
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError("the number is too large")
-    if value is None or value is ... or isinstance(value, (str, bool, int, float)):
-        return value
-    raise ValueError(f"JSON has no {type(value).__name__}")
+def _unescape(match: re.Match[str]) -> str:
+    kind = match[1][0]
+    if kind in _ESCAPES:
+        return _ESCAPES[kind]
+    if kind in "xuU" and len(match[1]) > 1:
+        return chr(int(match[1][1:], 16))
+    if kind in "01234567":
+        return chr(int(match[1], 8))
+    if kind == "N" and len(match[1]) > 1:
+        return unicodedata.lookup(match[1][2:-1])
+    if kind in "xuUN/":
+        raise ValueError(f"\\{kind} is no escape, or is another one in JSON than in Python")
+    return match[0]
 
 
 # References to earlier results
@@ -255,12 +281,14 @@ class Parameters:
     @property
     def properties(self) -> Mapping[str, Any]:
         """Schemas of the arguments, by name."""
-        return self.schema.get("properties", {})
+        properties: Mapping[str, Any] = self.schema.get("properties", {})
+        return properties
 
     @property
     def required(self) -> Sequence[str]:
         """Names of the required arguments."""
-        return self.schema.get("required", ())
+        required: Sequence[str] = self.schema.get("required", ())
+        return required
 
     @property
     def allows_any_name(self) -> bool:

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from langchain_core.utils.utils import secret_from_env
 from pydantic import BaseModel, Field, SecretStr
 
-from lookahead_agent.engines.servers import RemoteModel
+from lookahead_agent.engines.servers import RemoteModel, checked_key
 from lookahead_agent.engines.vllm_config import check_token_speculation, speculates_by_draft_model
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.hardware.choice import Precision
@@ -17,7 +17,6 @@ from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.engine_selection import RuntimeSpec
 from lookahead_agent.runtime.runtime import Runtime
 
-
 _key_of_target = secret_from_env("LOOKAHEAD_API_KEY", default=None)
 
 
@@ -26,13 +25,7 @@ def _key_from_environment(key_field: str) -> SecretStr | None:
 
 
 def _header_value(key_field: str, key: SecretStr | None) -> str | None:
-    """Return a key as a header can have it, without white space around it; None: there is no key."""
-    text = key.get_secret_value().strip() if key is not None else ""
-    if not all("!" <= character <= "~" for character in text):
-        raise ConfigurationError(
-            f"{key_field} has white space or a character that no HTTP header has: copy the key without them"
-        )
-    return text or None
+    return checked_key(key.get_secret_value() if key is not None else None, key_field)
 
 
 class EngineFields(BaseModel):

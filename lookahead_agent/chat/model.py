@@ -274,7 +274,8 @@ class ChatLookahead(CallDefaults, BindingModel):
             ConfigurationError: A call with these arguments would raise it.
         """
         options = _options(None, {"tools": openai_tools(tools), **kwargs})
-        background.submit(self._warm(self.request(self._convert_input(input).to_messages(), options)))
+        messages = self._convert_input(input).to_messages()
+        background.submit(self._warm(self.request(messages, options, may_be_empty=True)))
 
     async def _warm(self, request: GenerateRequest) -> None:
         await (await self._choose_backend()).warm(request)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from lookahead_agent.decoding.foreign import describe, is_cancelled, wait_for_end
 from lookahead_agent.decoding.step import Source
 from lookahead_agent.decoding.streams import StepWriter, Stream, Streams
+from lookahead_agent.engines.background import describe, is_cancelled, wait_for_end
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.engines.shared_draft import BufferLines
 

@@ -9,11 +9,10 @@ from functools import partial
 from typing import Any, Literal
 
 from lookahead_agent.decoding import step as steps
-from lookahead_agent.decoding.accounting import ReplyClock, ReplyReport
+from lookahead_agent.decoding.accounting import ReplyClock, ReplyReport, stall_limit
 from lookahead_agent.decoding.draft_follower import DraftFollower
-from lookahead_agent.decoding.foreign import call_part, describe, is_cancelled, is_foreign, wait_for_end
+from lookahead_agent.decoding.foreign import call_part
 from lookahead_agent.decoding.prefixes import Prefixes, without_surrogates
-from lookahead_agent.decoding.progress import stall_limit
 from lookahead_agent.decoding.request import DecodingSettings, OnStep, Reply, ReplyRequest, StepEvent, StepEventKind
 from lookahead_agent.decoding.scheduler import LookaheadScheduler
 from lookahead_agent.decoding.step import Node, Source, Step, StepEnd
@@ -27,6 +26,7 @@ from lookahead_agent.decoding.verifier import (
     Verdict,
     Verifier,
 )
+from lookahead_agent.engines.background import describe, is_cancelled, is_foreign, wait_for_end
 from lookahead_agent.engines.protocol import Engine, SupportsSharedDraft
 from lookahead_agent.engines.shared_draft import BufferLines
 from lookahead_agent.errors import ConfigurationError, EngineError
@@ -107,6 +107,7 @@ class _Loop:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._verdicts: dict[int, Verdict] = {}  # on undecided draft steps, by job
         self._invalid_request: ConfigurationError | None = None
+        self._engines_reason: str | None = None  # why the target's engine ended the reply, such as "content_filter"
         self._timers: dict[int, asyncio.TimerHandle] = {}  # that notice silence, by job
         # Without a draft first, or rounds, the target never waits for the draft.
         self._waits_for_draft = settings.synchronous or isinstance(self.verifier, DraftVerifier)
@@ -134,7 +135,7 @@ class _Loop:
         return Reply(
             text=committed.finish(),
             token_ids=tuple(committed.token_ids),
-            finish_reason="length" if end is StepEnd.BUDGET else "stop",
+            finish_reason=self._engines_reason or "length" if end is StepEnd.BUDGET else "stop",
             report=self._report,
             text_ends=tuple(committed.text_ends),
             truncated=end is not StepEnd.EOS,
@@ -253,6 +254,8 @@ class _Loop:
             elif stream.finish_reason is None:
                 raise EngineError("the engine ended a reply without saying why")
             else:
+                if stream.source is Source.TARGET:
+                    self._engines_reason = None if stream.finish_reason in ("stop", "length") else stream.finish_reason
                 return self._written(writer, writer.segmenter.close(stream.finish_reason))
 
     def _written(self, writer: StepWriter, step: Step) -> steps.StepWritten:
@@ -344,7 +347,7 @@ class _Loop:
         with self._clock.verifier:
             try:
                 async with asyncio.timeout(limit) as timeout:
-                    verdict = await call_part(self.verifier, verify)
+                    verdict = await (call_part(self.verifier, verify) if self._is_foreign else verify())
             except TimeoutError as error:
                 if not timeout.expired():
                     raise

@@ -70,7 +70,7 @@ class Reply:
 
     text: str  # without stop string and end-of-sequence
     token_ids: tuple[int, ...]  # with the tokens of a stop string and the end-of-sequence
-    finish_reason: str  # "stop" or "length"
+    finish_reason: str  # "stop", "length", or another reason of the target's engine
     report: ReplyReport
     text_ends: tuple[int, ...] = ()  # length of the text after each token, a stop string included
     truncated: bool = False  # whether the budget or a stop string ended the reply, not the model's end-of-sequence

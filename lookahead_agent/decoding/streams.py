@@ -6,13 +6,12 @@ from collections import deque
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field, replace
 
-from lookahead_agent.decoding.accounting import PromptCounts, ReplyClock, ReplyReport, TokenCounts
-from lookahead_agent.decoding.foreign import close_request, wait_for_end
+from lookahead_agent.decoding.accounting import EngineProgress, PromptCounts, ReplyClock, ReplyReport, TokenCounts
 from lookahead_agent.decoding.prefixes import Prefixes
-from lookahead_agent.decoding.progress import EngineProgress
 from lookahead_agent.decoding.request import DecodingSettings, ReplyRequest
 from lookahead_agent.decoding.segmenter import Segmentation, Segmenter
 from lookahead_agent.decoding.step import Node, Source, Step
+from lookahead_agent.engines.background import close_request, wait_for_end
 from lookahead_agent.engines.protocol import Delta, Engine, Sampling
 from lookahead_agent.engines.shared_draft import BufferLine, BufferLines
 from lookahead_agent.engines.tokenizer import TextStream, Tokenizer

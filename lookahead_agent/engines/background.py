@@ -8,8 +8,18 @@ import asyncio
 import logging
 import os
 import threading
+import time
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Iterator,
+)
 from concurrent.futures import Future
 from contextlib import aclosing, asynccontextmanager
 from queue import SimpleQueue
@@ -21,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 S = TypeVar("S")
+
+_CLOSE_SECONDS = 10.0  # until a request or a job that does not end is abandoned
 
 _OWN_THREAD = (
     "a synchronous call (invoke, stream, batch) in the library's own event loop would wait for itself: "
@@ -262,3 +274,51 @@ async def _running_tasks(coroutines: Iterable[Coroutine[Any, Any, T]]) -> AsyncI
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def is_foreign(part: object) -> bool:
+    """Whether a verifier, or a model that it asks, runs in an event loop of its own: a user's class does.
+
+    A loop with a clock of its own, as in a simulation, runs everything itself: another loop would wait in real time.
+    """
+    if type(part).__module__.partition(".")[0] == "lookahead_agent":
+        return False
+    return abs(asyncio.get_running_loop().time() - time.monotonic()) < 1
+
+
+def is_cancelled() -> bool:
+    """Whether the current task was asked to end, in contrast to a CancelledError that foreign code raises itself."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def describe(error: BaseException) -> str:
+    """Describe a foreign error in a line; an exception that is meant to end the program names its type."""
+    text = str(error)
+    if isinstance(error, Exception) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+async def close_request(deltas: AsyncGenerator[Any, None]) -> None:
+    """Close an engine request; an engine that fails to close it, or never ends, is logged."""
+
+    async def close() -> None:
+        try:
+            await deltas.aclose()
+        except BaseException as error:
+            if is_cancelled():
+                raise
+            logger.warning("closing an engine request failed: %s", describe(error))
+
+    closing = asyncio.get_running_loop().create_task(close())
+    await wait_for_end([closing])
+    closing.cancel()
+
+
+async def wait_for_end(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Wait until tasks that were told to end have ended; abandon those that go on."""
+    if tasks:
+        _, left = await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
+        if left:
+            logger.warning("%d requests do not end %g s after they were told to: abandoned", len(left), _CLOSE_SECONDS)

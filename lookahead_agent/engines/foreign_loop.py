@@ -36,15 +36,18 @@ class ForeignLoop:
         thread = await asyncio.to_thread(self._responding_thread)
         return await asyncio.wrap_future(thread.submit(_await(call)))
 
+    def retire(self) -> None:
+        """End the loop's thread once its coroutines have ended."""
+        self._thread.retire()
+
     def _responding_thread(self) -> LoopThread:
-        thread = self._thread
-        if not thread.is_current and thread.responds(_SECONDS_TO_RESPOND):
-            return thread
-        with self._lock:
-            if self._thread is thread:
-                self._thread = LoopThread(self._name)
-                thread.retire()
-            return self._thread
+        # Another call may have replaced the thread meanwhile, and block the new one.
+        while (thread := self._thread).is_current or not thread.responds(_SECONDS_TO_RESPOND):
+            with self._lock:
+                if self._thread is thread:
+                    self._thread = LoopThread(self._name)
+                    thread.retire()
+        return thread
 
 
 async def _await(call: Callable[[], Awaitable[T]]) -> T:

@@ -25,7 +25,10 @@ _CONNECT_TIMEOUT = 5.0
 _MAX_BYTES = 64 << 20  # of a response that is no stream
 _MAX_ERROR_BYTES = 64 << 10  # read of an error's response
 _MAX_EVENT = 16 << 20  # characters of an event in a stream
-_CONTEXT = re.compile(r"context|too many (?:prompt |input )?tokens|(?:prompt|input) is too long", re.IGNORECASE)
+_CONTEXT = re.compile(
+    r"context|too many (?:prompt |input )?tokens|(?:prompt|input) is too long|reduce the length|tokens.*must be <=",
+    re.I,
+)
 _FRAME = frozenset({"id", "object", "created", "model", "choices", "usage", "system_fingerprint"})
 
 
@@ -186,6 +189,8 @@ class Server:
             patience = f"{self._remote.timeout:g} s" if self._remote.timeout is not None else "its limit"
             raise _UnavailableError(f"{self.name} timed out: it sent nothing of a reply for {patience}") from None
         except httpx.HTTPError as error:
+            if "location header" in str(error):  # httpx reads the address of a redirect, of which it may quote a part
+                raise ConfigurationError(f"{self.name} redirects to an invalid address") from None
             raise _UnavailableError(f"{self.name} cannot be reached: {self.without_key(_described(error))}") from None
         except (ValueError, RecursionError) as error:
             reason = str(error) if isinstance(error, LineTooLongError) else "something that is not JSON"

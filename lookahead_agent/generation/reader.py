@@ -285,9 +285,8 @@ class ReplyReader:
         is_first = scanned.is_blank(max(scanned.line_begin(begin), self._line_floor), begin)
         language = _LANGUAGE.match(text, end, line_end)
         is_language = language is not None and language.end() == line_end
-        is_inline = ticks[0] == "`" and scanned.find("`", end) < line_end
-        if is_inline or not (is_first or is_language):
-            return (scanned.ticks_end(len(ticks), end, line_end) if is_inline else None) or end
+        if scanned.find("`", end) < line_end or not (is_first or is_language):
+            return (scanned.ticks_end(len(ticks), end, line_end) if ticks[0] == "`" else None) or end
         if line_end == len(text):
             return len(text)
         ends = re.compile(rf"^[ \t]*+{ticks[0]}{{{len(ticks)},}}+[ \t]*+(?:\n|\Z)", re.MULTILINE)

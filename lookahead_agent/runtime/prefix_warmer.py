@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import takewhile
 
-from lookahead_agent.decoding.foreign import describe, is_cancelled, wait_for_end
+from lookahead_agent.engines.background import describe, is_cancelled, wait_for_end
 from lookahead_agent.engines.protocol import Engine, Sampling
 from lookahead_agent.engines.vllm_config import runs_on_cpu
 

@@ -5,8 +5,7 @@ import logging
 import time
 from collections import Counter
 
-from lookahead_agent.decoding.foreign import describe, is_cancelled
-from lookahead_agent.engines.background import in_daemon_thread
+from lookahead_agent.engines.background import describe, in_daemon_thread, is_cancelled
 from lookahead_agent.engines.openai_http import OpenAIEngine
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.errors import ConfigurationError

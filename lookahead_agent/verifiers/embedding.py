@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 import httpx
 
-from lookahead_agent.decoding.foreign import call_part, describe, is_cancelled
+from lookahead_agent.decoding.foreign import call_part
 from lookahead_agent.decoding.verifier import StepPair, Verdict, Verifier
+from lookahead_agent.engines.background import describe, is_cancelled
 from lookahead_agent.engines.servers import RemoteModel, Server
 from lookahead_agent.errors import EngineError, ModelError, extra_imports
 

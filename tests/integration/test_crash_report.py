@@ -104,8 +104,7 @@ async def test_reply_survives_a_killed_draft_and_a_later_one_uses_the_restarted_
     llm: ChatLookahead, target_tokens: list[int]
 ) -> None:
     engines = engines_of(llm)
-    # The other engines are killed through their other process; each kind of death takes the same path in any engine.
-    message = stream_and_kill(llm, engines.draft, WORKER, "exact")
+    message = stream_and_kill(llm, engines.draft, CORE, "exact")
     assert tokens(message) == target_tokens
     assert "killed" in metadata(message)["speculation_disabled"]
     degraded = llm.invoke(QUESTION, policy="exact", max_tokens=50)
@@ -142,7 +141,7 @@ def test_killed_target_raises_one_clear_error_and_the_next_call_restarts_it(
     engines = engines_of(llm)
     before = set(child_processes())
     with pytest.raises(EngineError, match="killed") as raised:
-        stream_and_kill(llm, engines.target, CORE, "off")
+        stream_and_kill(llm, engines.target, WORKER, "off")
     assert "kv_cache_memory_bytes" in str(raised.value)
     assert not llm.backend.healthy()
     assert tokens(llm.invoke(QUESTION, policy="off")) == target_tokens

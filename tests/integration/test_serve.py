@@ -50,7 +50,7 @@ async def test_serve_applies_node_policies_and_finishes_replies_on_sigterm(tiny_
             lines.append(line)
             assert process.poll() is None, lines
         children = descendants(process.pid)
-        assert len(children) >= 4, "two engines of two processes each"
+        assert len(children) >= 2
         chat = ChatOpenAI(base_url=url + "/v1", api_key="secret", model="tiny", max_tokens=30)  # type: ignore[arg-type, call-arg]
         assert chat.invoke("A two?").text
         # A server that returns text without token ids, as many do, can be the target of another model.

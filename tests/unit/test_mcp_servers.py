@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 from langchain_core.messages import ToolMessage
 from langchain_core.tools import BaseTool
 
+from lookahead_agent.agents.early_calls import EarlyCallMiddleware
 from lookahead_agent.agents.mcp_tools import McpServer, open_mcp_tools
 from lookahead_agent.agents.tool_schemas import check_references, check_tool_schema, misfit
 from lookahead_agent.agents.tool_sources import open_tools
@@ -147,6 +150,44 @@ def test_server_that_does_not_answer_at_its_start_is_one_error() -> None:
         pytest.fail("opened")
 
 
+class _Answers(BaseHTTPRequestHandler):
+    """Answers every request with the server's `body` and `headers`."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        body, headers = self.server.answer  # type: ignore[attr-defined]
+        self.send_response(200)
+        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        with suppress(OSError):  # the client has read enough
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "message"),
+    [
+        (b"[" + b" " * (17 << 20) + b"]", {}, "it sent a message of more than 16 MiB"),
+        (gzip.compress(b" " * 1000), {"Content-Encoding": "gzip"}, "it compressed its answer"),
+        (b"no message", {}, "Invalid JSON"),
+        (b"{}", {"Content-Type": "text/html"}, "content type"),
+    ],
+)
+def test_answers_over_http_are_bounded(body: bytes, headers: dict[str, str], message: str) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Answers) as http:
+        http.answer = body, headers  # type: ignore[attr-defined]
+        Thread(target=http.serve_forever, daemon=True).start()
+        try:
+            remote = McpServer(url=f"http://127.0.0.1:{http.server_port}/mcp")
+            with pytest.raises(ConfigurationError, match=f"'s' does not work: .*{message}"):
+                open_mcp_tools({"s": remote}, start_seconds=60).__enter__()
+        finally:
+            http.shutdown()
+
+
 def test_description_and_output_of_a_server_are_bounded_and_printable() -> None:
     with opened(act="stderr", tools=[tool_with({}, description="\x1b[2Ja\u202eb\n" + "d" * 100_000)]) as tool:
         assert tool.description.startswith(" [2Ja b\nddd")
@@ -232,6 +273,12 @@ def test_tools_of_equal_names_are_named_after_their_servers(tmp_path: Path) -> N
         assert call(tools[-1]).text == "fine"
 
 
-def test_annotations_reach_the_metadata() -> None:
-    with opened(tools=[tool_with({}, annotations={"readOnlyHint": True, "destructiveHint": False})]) as tool:
-        assert tool.metadata == {"readOnlyHint": True, "destructiveHint": False}
+def test_tools_that_only_read_start_early() -> None:
+    tools = [tool_with({}, name=name, annotations=hints) for name, hints in HINTS.items()]
+    with open_mcp_tools({"s": server(tools=tools)}) as opened_tools:
+        loaded = [tool for _, tool in opened_tools]
+        assert [tool.metadata for tool in loaded] == [{"readOnlyHint": True}, {"readOnlyHint": False}, {}]
+        assert list(EarlyCallMiddleware(loaded, planner="planner", finisher="finisher").early) == ["reads"]
+
+
+HINTS = {"reads": {"readOnlyHint": True}, "writes": {"readOnlyHint": False}, "unknown": {}}
