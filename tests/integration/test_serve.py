@@ -36,6 +36,15 @@ async def test_serve_applies_node_policies_and_finishes_replies_on_sigterm(tiny_
     process = serve(tiny_pair, port, "--node-policy", "planner=exact", "--policy", "fast")
     try:
         assert process.stderr is not None
+        loading = await first_answer(url)
+        assert (loading.status_code, loading.json()["status"]) == (503, "loading")
+        second = await asyncio.to_thread(serve, tiny_pair, port)
+        assert await asyncio.to_thread(second.wait, 100) == 2
+        assert second.stderr is not None
+        error = second.stderr.read()
+        assert f"cannot listen on 127.0.0.1, port {port}" in error
+        assert "Loading" not in error
+        second.communicate()
         lines = []
         while "Serving on" not in (line := await asyncio.to_thread(process.stderr.readline)):
             lines.append(line)
@@ -116,6 +125,16 @@ def test_server_killed_during_a_reply_raises_one_clear_error_and_leaves_no_engin
     finally:
         process.kill()
         process.communicate()
+
+
+async def first_answer(url: str) -> httpx.Response:
+    """The first answer of a server that starts."""
+    async with httpx.AsyncClient(timeout=60) as client:
+        while True:
+            try:
+                return await client.get(url + "/health")
+            except httpx.ConnectError:
+                await asyncio.sleep(0.1)
 
 
 async def assert_healthy(client: httpx.AsyncClient, url: str) -> None:
