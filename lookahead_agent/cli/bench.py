@@ -37,7 +37,7 @@ _VARIANTS = 'The target alone in another precision, such as "off int8".'
 _POLICIES = 'Verifier policies of lookahead; "nodes" for each template\'s own.'
 _SEED = "Of the first sample. Default: replies have none."
 _SPECULATION = "Of the modes sd and lr+sd: ngram, suffix, draft_model."
-_PRECISION = "Of the target in all modes but auto: auto, bf16, fp32, int8 or int8-weights."
+_PRECISION = "Of the target in all modes but auto: auto, bf16, fp32 or int8."
 _PARITY = (
     "Compare all tool calls with those of the target alone, byte for byte. Nodes that speculate do so under "
     '"exact", unless --policies says otherwise.'

@@ -56,7 +56,7 @@ class Pair:
         dummy_weights, progress = self.dummy_weights, self.progress
         precisions: dict[Role, Precision | None] = {"target": self.precision, "draft": self.draft_precision}
         if dummy_weights and "int8" in precisions.values():
-            raise ConfigurationError("int8 is read from a folder, and made-up weights have none: choose int8-weights")
+            raise ConfigurationError("int8 is read from a folder, and made-up weights have none: choose bf16")
         models = choose_models(self.model, self.draft_model)
         assert models.draft is not None  # `choose_models` requires one
         facts: dict[Role, ModelFacts] = {"target": models.target, "draft": models.draft}

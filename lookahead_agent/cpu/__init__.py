@@ -1,4 +1,4 @@
-"""A vLLM plugin for CPUs: int8 and VNNI kernels, sampling, norms and activations, the output layer.
+"""A vLLM plugin for CPUs: an int8 kernel, sampling, norms and activations, the output layer.
 
 It imports nothing else of this library. vLLM loads it in each of its processes by the entry point
 `vllm.general_plugins` of `pyproject.toml`; see `plugin`. Importing the package loads no kernel: it holds the names
@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 ENTRY_POINT = "lookahead_cpu"  # the plugin's name in the group `vllm.general_plugins`
 VARIABLE = "LOOKAHEAD_AGENT_CPU_PLUGIN"  # "1" in processes of this library's engines, else the plugin does nothing
+INSTRUCTIONS = "LOOKAHEAD_AGENT_INT8"  # names an instruction set of `int8_kernel` in place of the fastest
 INT8 = "lookahead_int8"  # W8A8, with the output layer in int8 too: see `int8`
-INT8_WEIGHTS = "lookahead_int8_weights"  # int8 weights, floating-point activations: see `int8`
 NO_DRAFT = "lookahead_no_draft"  # key of a request's `extra_args`: a draft model that pauses proposes nothing for it
 PROVIDER = "lookahead_cpu"  # provider of the operations in `operations`, for vLLM's `ir_op_priority`
 

@@ -1,23 +1,18 @@
-"""Int8 weights on CPUs, with activations in int8 too (W8A8) or in floating point.
+"""Int8 weights and activations (W8A8) on CPUs.
 
-Our own kernel multiplies the matrices if it supports the processor (`vnni_kernel`), else vLLM's. On the few tokens of
-a decoding pass vLLM's takes a fifth longer. compressed-tensors leaves the output layer unquantized: two fifths of the
-bytes that a pass of the 0.5B draft reads, an eighth of the 1.5B target's. Here it is quantized while the model loads.
-
-On CPUs without int8 instructions vLLM's int8 kernels are emulated. There all weights are quantized while the model
-loads, and a kernel of our own multiplies them (`int8_kernel`). With AVX2 a token takes 133 ms, against 270 ms in bf16.
+The library's own kernel multiplies the matrices on x86 (`int8_kernel`), and vLLM's with AMX or on ARM (i8mm).
+compressed-tensors leaves the output layer unquantized: two fifths of the bytes that a pass of the 0.5B draft reads, an
+eighth of the 1.5B target's. Here it is quantized while the model loads.
 """
 
 import ctypes
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import torch
 from compressed_tensors.quantization import QuantizationStrategy
 from vllm import _custom_ops as ops
-from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization import register_quantization_config
-from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import (
     CompressedTensorsConfig,
     CompressedTensorsLinearMethod,
@@ -25,7 +20,7 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
 from vllm.model_executor.layers.quantization.compressed_tensors.schemes import CompressedTensorsW8A8Int8
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
 
-from lookahead_agent.cpu import INT8, INT8_WEIGHTS
+from lookahead_agent.cpu import INT8
 
 _CACHED_PRIMITIVES = 32  # capacity of oneDNN's primitive cache, which has an entry for each batch size
 _BLOCK = 1 << 17  # weights that are quantized at a time: few enough to stay in a core's cache
@@ -82,18 +77,18 @@ def _release_free_memory() -> None:
         allocator.malloc_trim(0)
 
 
-def int8_product(integers: torch.Tensor, scale: torch.Tensor, activations: torch.dtype, out: torch.dtype) -> Product:
-    """A layer's product in int8, by our own kernel where it supports processor and shape, else by vLLM's.
+def int8_product(integers: torch.Tensor, scale: torch.Tensor, out: torch.dtype) -> Product:
+    """A layer's product in int8, by our own kernel where it supports the processor, else by vLLM's.
 
     Weights have the shape (outputs, inputs), scales (outputs,). The sums are integers, so a token's outputs do not
     depend on the rest of the batch.
     """
     # Imported here: at startup vLLM's processes inspect every imported module, and fail on llvmlite's.
-    from lookahead_agent.cpu import vnni_kernel
+    from lookahead_agent.cpu import int8_kernel
 
-    outputs, inputs = integers.shape
-    use_vnni = vnni_kernel.is_supported() and vnni_kernel.fits(outputs, inputs, activations, out)
-    return product_by((vnni_kernel.multiplication if use_vnni else _onednn_multiplication)(integers, scale, out))
+    if int8_kernel.instruction_set() is None:
+        return product_by(_onednn_multiplication(integers, scale, out))
+    return product_by(int8_kernel.multiplication(int8_kernel.pack(integers), scale, integers.shape[1], out))
 
 
 def _onednn_multiplication(weights: torch.Tensor, scale: torch.Tensor, out: torch.dtype) -> Multiply:
@@ -123,7 +118,7 @@ class _Int8Config(CompressedTensorsConfig):  # type: ignore[misc]
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
         if isinstance(layer, ParallelLMHead):
             # Logits in float32: bf16 would round the exact integer sums to eight bits before they are compared.
-            return RoundedOutputLayer(lambda weight: int8_product(*rounded(weight), weight.dtype, torch.float32))
+            return RoundedOutputLayer(lambda weight: int8_product(*rounded(weight), torch.float32))
         method = super().get_quant_method(layer, prefix)
         return _LinearMethod(self) if type(method) is CompressedTensorsLinearMethod and _is_plain(layer) else method
 
@@ -142,58 +137,8 @@ def _is_plain(layer: torch.nn.Module) -> bool:
 class _LinearMethod(CompressedTensorsLinearMethod):  # type: ignore[misc]
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         dtype = torch.get_default_dtype()  # the activations' dtype while a model loads
-        layer.product = int8_product(layer.weight.data, layer.weight_scale.data.flatten(), dtype, dtype)
+        layer.product = int8_product(layer.weight.data, layer.weight_scale.data.flatten(), dtype)
         layer.weight = torch.nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return layer.product(x, None, bias)
-
-
-def int8_weights_product(weight: torch.Tensor) -> Product:
-    """A layer's product with its weights, shape (outputs, inputs), quantized to int8; activations stay float."""
-    from lookahead_agent.cpu import int8_kernel
-
-    integers, scale = rounded(weight)
-    packed = int8_kernel.packed(integers)
-
-    def multiply(tokens: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        out = int8_kernel.multiply(tokens.float(), packed, scale)
-        if bias is not None:
-            out += bias
-        return out.to(tokens.dtype)
-
-    return product_by(multiply)
-
-
-class _WeightsMethod(UnquantizedLinearMethod):  # type: ignore[misc]
-    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        layer.cpu_linear = int8_weights_product(layer.weight)
-        layer.weight = torch.nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
-
-
-@register_quantization_config(INT8_WEIGHTS)
-class _Int8WeightsConfig(QuantizationConfig):  # type: ignore[misc]
-    def get_name(self) -> str:
-        return INT8_WEIGHTS
-
-    def get_supported_act_dtypes(self) -> list[torch.dtype]:
-        return [torch.float32, torch.bfloat16]
-
-    @classmethod
-    def get_min_capability(cls) -> int:
-        return -1  # the compute capability of a GPU: unused on CPUs
-
-    @staticmethod
-    def get_config_filenames() -> list[str]:
-        return []  # the model's folder has no file for it
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        return cls()
-
-    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
-        from lookahead_agent.cpu.int8_kernel import LANES
-
-        if isinstance(layer, LinearBase):
-            return UnquantizedLinearMethod() if layer.input_size % LANES else _WeightsMethod()
-        return RoundedOutputLayer(int8_weights_product) if isinstance(layer, ParallelLMHead) else None

@@ -1,149 +1,337 @@
-"""Multiplies by int8 weights on CPUs without int8 instructions, as fast as memory delivers the weights.
+"""Multiplies int8 by int8 on x86, as fast as memory delivers the weights: with AVX-512 VNNI, AVX-VNNI or AVX2.
 
-A token's outputs do not depend on the batch size, bit for bit: every batch size adds the same products in the same
-order.
+Layout and loop are the same for all three; only the instructions that add four products to a sum differ. The sums are
+exact integers, so a token's outputs depend neither on the batch size nor on the processor.
 """
 
 import ctypes
+import os
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import FunctionType
 from typing import Any
 
+import llvmlite.binding
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import njit, types
+from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from lookahead_agent.cpu.jit import compiled, parallel_for, pointer, thread_count, thread_index
+from lookahead_agent.cpu import INSTRUCTIONS
+from lookahead_agent.cpu.jit import compiled, parallel_for, pointer, thread_count, thread_index, wait_for_team
 
-LANES = 8  # columns in a vector; a matrix has a multiple of these
-_PACK = 6  # rows that are interleaved in memory, LANES columns at a time, so that reads are sequential
-_ROWS = {1: 6, 2: 6, 3: 3, 4: 3}  # of a tile, by its tokens: as many sums as fit the registers; they divide _PACK
-_BLOCK_ROWS, _BLOCK_COLUMNS = 8 * _PACK, 2048  # of a block that stays in a core's cache for all tokens
+ROWS = 32  # rows that are interleaved in memory, COLUMNS columns of each at a time
+COLUMNS = 4  # columns whose products one step adds to a sum
+_AHEAD = 4096  # bytes of weights between a load and its prefetch
+_TOKEN_BLOCK = 128  # tokens that stay in a core's cache while all rows are multiplied
 
-_FIELDS = 7  # of a work array: the addresses and sizes of one multiplication
-_I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
-_INTEGERS, _FLOATS = ir.VectorType(ir.IntType(8), LANES), ir.VectorType(_F32, LANES)
+_FIELDS = 14
+_Work = ctypes.c_int64 * _FIELDS  # a work array: the addresses and sizes of one multiplication
 
-
-def _sum(builder: Any, vector: Any) -> Any:
-    """Sum a vector's lanes by halves."""
-    width = LANES
-    while width > 1:
-        width //= 2
-        kind = ir.VectorType(_I32, width)
-        low, high = ir.Constant(kind, list(range(width))), ir.Constant(kind, list(range(width, 2 * width)))
-        undefined = ir.Constant(vector.type, ir.Undefined)
-        vector = builder.fadd(
-            builder.shuffle_vector(vector, undefined, low), builder.shuffle_vector(vector, undefined, high)
-        )
-    return builder.extract_element(vector, _I32(0))
+_I1, _I8, _I16, _I32, _I64, _F32 = (*(ir.IntType(bits) for bits in (1, 8, 16, 32, 64)), ir.FloatType())
 
 
-def _tile(rows: int, tokens: int) -> Any:
-    """Code that multiplies rows of a pack by tokens over a range of columns, with the sums in registers."""
+def _call(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
+    """Call one of LLVM's intrinsics."""
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+
+
+def _vpdpbusd(builder: Any, sums: Any, tokens: Any, weights: Any) -> Any:
+    width = 32 * sums.type.count
+    return _call(builder, f"llvm.x86.avx512.vpdpbusd.{width}", sums.type, sums, tokens, weights)
+
+
+def _avx2(builder: Any, sums: Any, tokens: Any, weights: Any) -> Any:
+    """Two products of |weight| and ±token fit 16 bits, as tokens are in [-127, 127], so nothing saturates."""
+    bytes_, words = ir.VectorType(_I8, 32), ir.VectorType(_I16, 16)
+    tokens, weights = builder.bitcast(tokens, bytes_), builder.bitcast(weights, bytes_)
+    magnitudes = _call(builder, "llvm.abs.v32i8", bytes_, weights, _I1(0))
+    signed = _call(builder, "llvm.x86.avx2.psign.b", bytes_, tokens, weights)
+    pairs = _call(builder, "llvm.x86.avx2.pmadd.ub.sw", words, magnitudes, signed)
+    ones = ir.Constant(words, [1] * 16)
+    return builder.add(sums, _call(builder, "llvm.x86.avx2.pmadd.wd", sums.type, pairs, ones))
+
+
+@dataclass(frozen=True)
+class InstructionSet:
+    """How a processor adds products of int8 to sums."""
+
+    feature: str  # of the processor, by LLVM's name
+    lanes: int  # sums of a vector
+    add_products: Callable[..., Any]  # adds COLUMNS products to each sum of a vector
+    zero_point: int  # added to the quantized tokens: VNNI takes them as unsigned
+    tiles: Mapping[int, int]  # vectors of weights of a tile, by its tokens: as many sums as fit the registers
+
+
+INSTRUCTION_SETS: Mapping[str, InstructionSet] = {
+    "avx512_vnni": InstructionSet("avx512vnni", 16, _vpdpbusd, 128, {1: 2, 2: 2, 3: 2, 4: 2, 6: 2, 8: 2, 12: 2}),
+    "avx_vnni": InstructionSet("avxvnni", 8, _vpdpbusd, 128, {1: 4, 2: 4, 3: 4, 4: 2, 6: 2}),
+    "avx2": InstructionSet("avx2", 8, _avx2, 0, {1: 4, 2: 4, 3: 4, 4: 2}),
+}
+"""By name, fastest first."""
+
+
+def available_instruction_sets() -> list[str]:
+    """The processor's instruction sets, fastest first."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return []
+    features = _processor_features()
+    return [name for name, each in INSTRUCTION_SETS.items() if each.feature in features]
+
+
+def _processor_features() -> set[str]:
+    """LLVM's names of the features of the processor for which numba compiles."""
+    name, features = (os.environ.get(f"NUMBA_CPU_{part}", "") for part in ("NAME", "FEATURES"))
+    if not name and not features:
+        return {name for name, present in llvmlite.binding.get_host_cpu_features().items() if present}
+    return {name for name in features.replace("+", "").split(",") if name}
+
+
+@cache
+def instruction_set() -> str | None:
+    """The fastest of the processor's instruction sets, or the one that the environment names; None: vLLM's kernel.
+
+    Raises ValueError if the processor does not have the one that is named.
+    """
+    available = available_instruction_sets()
+    if named := os.environ.get(INSTRUCTIONS):
+        if named not in available:
+            raise ValueError(f"{INSTRUCTIONS}={named!r}: this processor has {', '.join(available) or 'none'}")
+        return named
+    # With AMX, vLLM's kernels multiply a prompt several times as fast.
+    return available[0] if available and "amx-int8" not in _processor_features() else None
+
+
+def _broadcast(builder: Any, value: Any, lanes: int) -> Any:
+    """Broadcast a value to every lane of a vector."""
+    undefined = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
+    first = ir.Constant(ir.VectorType(_I32, lanes), [0] * lanes)
+    return builder.shuffle_vector(builder.insert_element(undefined, value, _I32(0)), undefined, first)
+
+
+def _as_bf16(builder: Any, floats: Any) -> Any:
+    """Round floats to the nearest bf16, ties to even."""
+    lanes = floats.type.count
+    words = ir.VectorType(_I32, lanes)
+    bits = builder.bitcast(floats, words)
+    high = builder.lshr(bits, ir.Constant(words, [16] * lanes))
+    odd = builder.and_(high, ir.Constant(words, [1] * lanes))
+    rounded = builder.add(builder.add(bits, ir.Constant(words, [0x7FFF] * lanes)), odd)
+    return builder.trunc(builder.lshr(rounded, ir.Constant(words, [16] * lanes)), ir.VectorType(_I16, lanes))
+
+
+def _tile(instructions: InstructionSet, vectors: int, tokens: int) -> Any:
+    """Code that multiplies `vectors` vectors of rows by `tokens` consecutive tokens, with the sums in registers."""
+    lanes = instructions.lanes
+    words, floats, halves = (ir.VectorType(kind, lanes) for kind in (_I32, _F32, _I16))
 
     @intrinsic
-    def tile(_, work, pack, row, token, first, width):  # type: ignore[no-untyped-def]
+    def tile(_, work, row, token):  # type: ignore[no-untyped-def]
         def code(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            work, pack, row, token, first, width = arguments
-            fields = [builder.load(builder.gep(work, [_I64(field)])) for field in range(_FIELDS)]
-            weights, scales, inputs, outputs, all_rows, columns, _ = fields
-            multiply_add = cgutils.get_or_insert_function(
-                builder.module, ir.FunctionType(_FLOATS, [_FLOATS] * 3), f"llvm.fma.v{LANES}f32"
-            )
-            in_pack = builder.mul(_I64(LANES), builder.sub(row, pack))
-            begin = builder.add(builder.add(weights, builder.mul(pack, columns)), in_pack)
-            row_addresses = [builder.add(begin, _I64(LANES * index)) for index in range(rows)]
-            token_indices = [builder.add(token, _I64(index)) for index in range(tokens)]
-            token_offsets = [builder.mul(index, columns) for index in token_indices]
-            zeros = ir.Constant(_FLOATS, [0.0] * LANES)
-            sums = [[cgutils.alloca_once_value(builder, zeros) for _ in range(tokens)] for _ in range(rows)]
-            with cgutils.for_range_slice(builder, first, builder.add(first, width), _I64(LANES)) as (column, _):
-                pointers = [pointer(builder, address, column, _INTEGERS, _PACK) for address in row_addresses]
-                factors = [builder.sitofp(builder.load(source, align=1), _FLOATS) for source in pointers]
+            work, row, token = arguments
+            fields = [builder.load(builder.gep(work, [_I64(field)])) for field in range(11)]
+            weights, inputs, token_scales, scales, corrections, biases, outputs, rows, _, columns, is_bf16 = fields
+            zeros = ir.Constant(words, [0] * lanes)
+            sums = [[cgutils.alloca_once_value(builder, zeros) for _ in range(vectors)] for _ in range(tokens)]
+            row_in_panel = builder.and_(row, _I64(ROWS - 1))
+            panel = builder.mul(builder.sub(row, row_in_panel), columns)
+            first = builder.add(builder.add(weights, panel), builder.mul(row_in_panel, _I64(COLUMNS)))
+            token_offsets = [builder.mul(builder.add(token, _I64(index)), columns) for index in range(tokens)]
+            with cgutils.for_range_slice(builder, _I64(0), columns, _I64(COLUMNS)) as (column, _):
+                address = builder.add(first, builder.mul(column, _I64(ROWS)))
+                factors = []
+                for vector in range(vectors):
+                    source = pointer(builder, address, _I64(vector), words, 4 * lanes)
+                    factors.append(builder.load(source, align=1))
+                    if 4 * lanes * vector % 64 == 0:  # a cache line
+                        ahead = builder.add(address, _I64(_AHEAD + 4 * lanes * vector))
+                        ahead = builder.inttoptr(ahead, _I8.as_pointer())
+                        _call(builder, "llvm.prefetch.p0", ir.VoidType(), ahead, _I32(0), _I32(3), _I32(1))
+                for token_sums, offset in zip(sums, token_offsets, strict=True):
+                    four = builder.load(pointer(builder, inputs, builder.add(offset, column), _I32, 1), align=1)
+                    values = _broadcast(builder, four, lanes)
+                    for total, factor in zip(token_sums, factors, strict=True):
+                        added = instructions.add_products(builder, builder.load(total), values, factor)
+                        builder.store(added, total)
+            for vector in range(vectors):
+                output = builder.add(row, _I64(lanes * vector))
+                scale, correction, bias = (
+                    builder.load(pointer(builder, base, output, kind, 4), align=4)
+                    for base, kind in ((scales, floats), (corrections, words), (biases, floats))
+                )
                 for number in range(tokens):
-                    index = builder.add(token_offsets[number], column)
-                    values = builder.load(pointer(builder, inputs, index, _FLOATS, 4), align=4)
-                    for factor, total in zip(factors, (row_sums[number] for row_sums in sums), strict=True):
-                        builder.store(builder.call(multiply_add, [factor, values, builder.load(total)]), total)
-            is_first_block = builder.icmp_signed("==", first, _I64(0))
-            for number, row_sums in enumerate(sums):
-                output = builder.add(row, _I64(number))
-                # The last pack may be padded with rows that the matrix does not have.
-                with builder.if_then(builder.icmp_signed("<", output, all_rows)):
-                    scale = builder.load(pointer(builder, scales, output, _F32, 4), align=4)
-                    for total, token_index in zip(row_sums, token_indices, strict=True):
-                        product = builder.fmul(_sum(builder, builder.load(total)), scale)
-                        index = builder.add(builder.mul(token_index, all_rows), output)
-                        out = pointer(builder, outputs, index, _F32, 4)
-                        previous = builder.select(is_first_block, _F32(0.0), builder.load(out, align=4))
-                        builder.store(builder.fadd(previous, product), out, align=4)
+                    token_index = builder.add(token, _I64(number))
+                    token_scale = builder.load(pointer(builder, token_scales, token_index, _F32, 4), align=4)
+                    exact = builder.sitofp(builder.sub(builder.load(sums[number][vector]), correction), floats)
+                    product = builder.fmul(exact, builder.fmul(scale, _broadcast(builder, token_scale, lanes)))
+                    out = builder.fadd(product, bias)
+                    index = builder.add(builder.mul(token_index, rows), output)
+                    with builder.if_else(builder.trunc(is_bf16, _I1)) as (in_bf16, in_float32):
+                        with in_bf16:
+                            builder.store(_as_bf16(builder, out), pointer(builder, outputs, index, halves, 2), align=2)
+                        with in_float32:
+                            builder.store(out, pointer(builder, outputs, index, floats, 4), align=4)
             return _context.get_dummy_value()
 
-        return types.void(types.CPointer(types.int64), *(types.int64,) * 5), code
+        return types.void(types.CPointer(types.int64), types.int64, types.int64), code
 
     return tile
 
 
+@intrinsic
+def _at(_, address):  # type: ignore[no-untyped-def]
+    """The pointer to an address."""
+
+    def code(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], _I8.as_pointer())
+
+    return types.voidptr(types.int64), code
+
+
 @njit(nogil=True, error_model="numpy")
-def _packs(work, begin, end, token, column, width):  # type: ignore[no-untyped-def]
-    """Multiply packs of rows by the remaining tokens: the base case, without any."""
+def _scale_of(largest, scales, token):  # type: ignore[no-untyped-def]
+    """Store a token's scale, and return the factor that takes its largest magnitude to 127."""
+    largest = max(largest, np.float32(1e-10))
+    carray(_at(scales), token + 1, np.float32)[token] = largest / np.float32(127)
+    return np.float32(127) / largest
 
 
-def _packs_with(rows: int, tokens: int, packs: Any) -> Any:
-    """Code that multiplies packs of rows by `tokens` tokens at a time, and by the remaining ones with `packs`."""
-    tile = _tile(rows, tokens)
+def _token_rounding(zero_point: int) -> Any:
+    """Code that quantizes a token, bf16 or float32, to bytes and a scale."""
 
     @njit(nogil=True, error_model="numpy")
-    def more_packs(work, begin, end, token, column, width):  # type: ignore[no-untyped-def]
-        while work[6] - token >= tokens:
-            for pack in range(begin, end, _PACK):
-                for row in range(pack, pack + _PACK, rows):
-                    tile(work, pack, row, token, column, width)
-            token += tokens
-        packs(work, begin, end, token, column, width)
+    def round_token(work, token):  # type: ignore[no-untyped-def]
+        padded, columns = work[9], work[13]
+        integers = carray(_at(work[1] + token * padded), padded, np.uint8)
+        if work[12]:
+            halves = carray(_at(work[11] + 2 * token * columns), columns, np.uint16)
+            max_half = np.uint16(0)
+            for column in range(columns):
+                max_half = max(max_half, np.uint16(halves[column] & np.uint16(0x7FFF)))  # bits compare as magnitudes
+            factor = _scale_of(np.uint32(np.uint32(max_half) << 16).view(np.float32), work[2], token)
+            for column in range(columns):
+                value = np.uint32(np.uint32(halves[column]) << 16).view(np.float32)
+                integers[column] = np.uint8(np.int32(np.rint(value * factor)) + np.int32(zero_point))
+        else:
+            floats = carray(_at(work[11] + 4 * token * columns), columns, np.float32)
+            bits = carray(_at(work[11] + 4 * token * columns), columns, np.uint32)
+            max_bits = np.uint32(0)
+            for column in range(columns):
+                max_bits = max(max_bits, np.uint32(bits[column] & np.uint32(0x7FFFFFFF)))
+            factor = _scale_of(np.uint32(max_bits).view(np.float32), work[2], token)
+            for column in range(columns):
+                integers[column] = np.uint8(np.int32(np.rint(floats[column] * factor)) + np.int32(zero_point))
+        for column in range(columns, padded):
+            integers[column] = np.uint8(zero_point)
 
-    return more_packs
+    return round_token
 
 
-for _tokens, _rows in _ROWS.items():
-    _packs = _packs_with(_rows, _tokens, _packs)
+@njit(nogil=True, error_model="numpy")
+def _no_panel(work, row, token, end):  # type: ignore[no-untyped-def]
+    """Multiply ROWS rows by the remaining tokens: the base case, without any."""
 
 
-@compiled
+def _panel(tile: Any, size: int, rows: int, panel: Any) -> Any:
+    """Code that multiplies ROWS rows by `size` tokens at a time, and by the remaining ones with `panel`."""
+
+    @njit(nogil=True, error_model="numpy")
+    def larger_panel(work, row, token, end):  # type: ignore[no-untyped-def]
+        while end - token >= size:
+            for part in range(row, row + ROWS, rows):
+                tile(work, part, token)
+            token += size
+        panel(work, row, token, end)
+
+    return larger_panel
+
+
+_round_token: Any = None  # these two are set for each instruction set, by `compiled_share`
+_multiply_panel: Any = None
+
+
 def _share(work):  # type: ignore[no-untyped-def]
-    """Multiply the calling thread's share of the packs."""
-    packs, index, count = (work[4] + _PACK - 1) // _PACK, np.int64(thread_index()), np.int64(thread_count())
-    end = packs * (index + 1) // count * _PACK
-    for begin in range(packs * index // count * _PACK, end, _BLOCK_ROWS):
-        for column in range(0, work[5], _BLOCK_COLUMNS):
-            _packs(work, begin, min(begin + _BLOCK_ROWS, end), 0, column, min(_BLOCK_COLUMNS, work[5] - column))
+    """Quantize the calling thread's share of the tokens, then multiply its share of the panels."""
+    index, count = np.int64(thread_index()), np.int64(thread_count())
+    panels, tokens = work[7] // ROWS, work[8]
+    for token in range(tokens * index // count, tokens * (index + 1) // count):
+        _round_token(work, token)
+    wait_for_team()
+    for block in range(0, tokens, _TOKEN_BLOCK):
+        end = min(block + _TOKEN_BLOCK, tokens)
+        for panel in range(panels * index // count, panels * (index + 1) // count):
+            _multiply_panel(work, panel * ROWS, block, end)
 
 
-def packed(integers: torch.Tensor) -> torch.Tensor:
-    """Pack int8 weights, shape (outputs, inputs), for `multiply`: (packs, inputs / LANES, rows of a pack, LANES).
+@cache
+def compiled_share(name: str) -> Any:
+    """Compile a thread's share of the work for an instruction set, without which LLVM would end the process."""
+    instructions = INSTRUCTION_SETS[name]
+    panel = _no_panel
+    for size, vectors in instructions.tiles.items():
+        panel = _panel(_tile(instructions, vectors, size), size, vectors * instructions.lanes, panel)
+    # As globals: numba would cache a function with variables of a closure for this process only.
+    variables = {**globals(), "_round_token": _token_rounding(instructions.zero_point), "_multiply_panel": panel}
+    share = FunctionType(_share.__code__, variables, f"share_{name}")
+    share.__qualname__ = share.__name__  # names the cached code
+    return compiled(share)
 
-    Raises ValueError if the number of inputs is no multiple of LANES.
-    """
-    outputs, inputs = integers.shape
-    if inputs % LANES:
-        raise ValueError(f"a matrix of {inputs} inputs has no whole number of {LANES}")
-    rows = torch.nn.functional.pad(integers, (0, 0, 0, -outputs % _PACK))
-    return rows.view(-1, _PACK, inputs // LANES, LANES).transpose(1, 2).contiguous()
+
+def pack(integers: torch.Tensor) -> torch.Tensor:
+    """Pack int8 weights, shape (outputs, inputs), as the kernel reads them: (panels, steps, ROWS, COLUMNS)."""
+    rows, columns = integers.shape
+    padded = torch.nn.functional.pad(integers, (0, -columns % COLUMNS, 0, -rows % ROWS))
+    return padded.view(-1, ROWS, padded.shape[1] // COLUMNS, COLUMNS).transpose(1, 2).contiguous()
 
 
-def multiply(tokens: torch.Tensor, weights: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Multiply tokens by int8 weights; returns float32, shape (tokens, outputs).
+def multiplication(
+    weights: torch.Tensor, scale: torch.Tensor, inputs: int, out: torch.dtype, name: str | None = None
+) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]:
+    """A function of tokens, shape (tokens, inputs), and a bias or None; it returns the shape (tokens, outputs).
+
+    Tokens are bf16 or float32. It quantizes each by its largest magnitude.
 
     Args:
-        tokens: float32, shape (tokens, inputs).
-        weights: Int8, as `packed` returns them.
-        scale: Per output: float32, shape (outputs,).
+        weights: Int8 weights, packed.
+        scale: Per output, shape (outputs,).
+        inputs: Number of inputs.
+        out: Dtype of the result: bf16 or float32.
+        name: Of the instruction set, by default the fastest.
     """
-    tokens = tokens.contiguous()
-    out = torch.empty(tokens.shape[0], scale.shape[0])
-    addresses = [tensor.data_ptr() for tensor in (weights, scale, tokens, out)]
-    work = (ctypes.c_int64 * _FIELDS)(*addresses, scale.shape[0], tokens.shape[1], tokens.shape[0])
-    parallel_for(_share, work)
-    return out
+    name = name or instruction_set()
+    assert name is not None
+    outputs, share = scale.shape[0], compiled_share(name)
+    panels, steps = weights.shape[:2]
+    rows, columns = panels * ROWS, steps * COLUMNS
+    # numpy sums bytes seven times as fast as torch, which saves a second per billion weights.
+    corrections = torch.zeros(rows, dtype=torch.int32)
+    if zero_point := INSTRUCTION_SETS[name].zero_point:
+        sums = weights.numpy().sum(axis=(1, 3), dtype=np.int32).reshape(rows)
+        corrections = torch.from_numpy(sums) * zero_point
+    padding = (0, rows - outputs)
+    scales = torch.nn.functional.pad(scale.float(), padding)
+    zeros = torch.zeros(rows, dtype=torch.float32)
+    tensors = weights, scales, corrections
+    weights_address, scales_address, corrections_address = (tensor.data_ptr() for tensor in tensors)
+    is_bf16_out = out == torch.bfloat16
+
+    def multiply(tokens: torch.Tensor, bias: torch.Tensor | None, _: object = tensors) -> torch.Tensor:
+        tokens = tokens.contiguous()
+        biases = zeros if bias is None else torch.nn.functional.pad(bias.float(), padding)
+        count = tokens.shape[0]
+        # One buffer for all scales, then all integers: a pass multiplies a hundred times, so microseconds count.
+        rounded = torch.empty(count * (4 + columns), dtype=torch.uint8)
+        result = torch.empty((count, rows), dtype=out)
+        address = rounded.data_ptr()
+        sources = weights_address, address + 4 * count, address, scales_address, corrections_address, biases.data_ptr()
+        sizes = result.data_ptr(), rows, count, columns, is_bf16_out
+        is_bf16 = tokens.dtype == torch.bfloat16
+        parallel_for(share, _Work(*sources, *sizes, tokens.data_ptr(), is_bf16, inputs))
+        return result if outputs == rows else result[:, :outputs].contiguous()
+
+    return multiply

@@ -39,7 +39,7 @@ QUIET_VARIABLES = {
 """Variables of vLLM's processes; a value set by the user stays."""
 ADVICE = (
     "lower kv_cache_memory_bytes, max_model_len or max_num_seqs in engine_args (gpu_memory_utilization on a GPU), take "
-    "precision int8-weights or a smaller model, or end what else runs"
+    "precision int8 or a smaller model, or end what else runs"
 )
 
 _KILLED_AT_START = re.compile(r"Failed core proc\(s\):.*(?<!\d)-9\b")

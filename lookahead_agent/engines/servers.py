@@ -25,7 +25,10 @@ _CONNECT_TIMEOUT = 5.0
 _MAX_BYTES = 64 << 20  # of a response that is no stream
 _MAX_ERROR_BYTES = 64 << 10  # read of an error's response
 _MAX_EVENT = 16 << 20  # characters of an event in a stream
-_CONTEXT = re.compile(r"context|too many (?:prompt |input )?tokens|(?:prompt|input) is too long", re.IGNORECASE)
+_CONTEXT = re.compile(
+    r"context|too many (?:prompt |input )?tokens|(?:prompt|input) is too long|reduce the length|tokens.*must be <=",
+    re.I,
+)
 _FRAME = frozenset({"id", "object", "created", "model", "choices", "usage", "system_fingerprint"})
 
 

@@ -3,19 +3,21 @@
 Nothing is measured before the first reply. The tables are measurements of two-core machines (docs/results/cpu.md).
 """
 
+import os
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from lookahead_agent.cpu import INSTRUCTIONS
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.hardware.inventory import processor
 
-Kernel = Literal["bf16", "fp32", "int8", "int8-weights"]  # "int8-weights" computes in floating point
+Kernel = Literal["bf16", "fp32", "int8"]
 KERNELS: tuple[Kernel, ...] = get_args(Kernel)
-Precision = Literal["auto", "bf16", "fp32", "int8", "int8-weights"]
-"""Of a model's weights: "int8" has activations in int8 too, "int8-weights" in floating point. "auto" follows the
-instruction set of a CPU, and the model's folder on a GPU."""
+Precision = Literal["auto", "bf16", "fp32", "int8"]
+"""Of a model's weights; "int8" has activations in int8 too. "auto" follows the instruction set of a CPU, and the
+model's folder on a GPU."""
 SpeculationMethod = Literal["none", "draft_model", "shared_draft"]
 """Lossless token speculation: none, a draft model on the target's cores, or a shared draft on cores of its own."""
 DraftTokens = Sequence[tuple[int, int, int]]
@@ -28,8 +30,7 @@ SHARED_DRAFT_MARGIN = 0.4
 the speed of the target alone, as measured), and four concurrent replies (to 0.86)."""
 _HANDICAPS = {"none": 1.0, "draft_model": 1 + MARGIN, "shared_draft": (1 + MARGIN) * (1 + SHARED_DRAFT_MARGIN)}
 MAX_DRAFT_SIZE = 0.5  # share of the target's size from which a draft model's tokens cost more than they gain
-_INT8_INSTRUCTIONS = ("avx512_vnni", "avx_vnni", "amx_int8", "i8mm")
-_FLOAT32 = ("fp32", "int8-weights")
+_DOT_PRODUCTS = ("avx512_vnni", "avx_vnni", "amx_int8", "i8mm")  # instructions that add four products of int8
 
 # By minimal acceptance rate: for a draft in the target's precision, and an int8 draft of a bf16 or fp32 target.
 _DRAFT_TOKENS: Mapping[float, DraftTokens] = {
@@ -49,6 +50,9 @@ _MINIMAL: DraftTokens = ((1, 1, 1), (2, 32, 0))  # where the target is as fast a
 class CPUDefaults:
     """The first choices for CPUs of an instruction set."""
 
+    # Dtype of activations outside int8 products: bf16 is emulated on older processors
+    dtype: Literal["bfloat16", "float32"]
+
     # Precisions, fastest first, without those that are emulated or lose the gain of a batch
     kernels: tuple[Kernel, ...]
     # Target precisions in which a forward pass of a few tokens costs about as much as one of a single token
@@ -56,31 +60,40 @@ class CPUDefaults:
     # Relative costs of forward passes on a share of the cores, by precision and number of tokens
     pass_costs: Mapping[Kernel, Mapping[int, float]]
 
+    def dtype_of(self, kernel: Kernel) -> str:
+        """The dtype in which a model of a precision computes."""
+        return {"bf16": "bfloat16", "fp32": "float32", "int8": self.dtype}[kernel]
 
-WITH_INT8 = CPUDefaults(
+
+WITH_DOT_PRODUCTS = CPUDefaults(
+    "bfloat16",
     ("int8", "bf16", "fp32"),
     ("int8", "bf16", "fp32"),
     {
         "bf16": {1: 1.0, 4: 0.75, 8: 0.86, 16: 0.93, 128: 5.5},
         "fp32": {1: 1.0, 4: 0.7, 8: 0.98, 16: 1.4, 128: 8.9},
         "int8": {1: 1.0, 4: 1.0, 8: 1.3, 16: 2.1, 128: 14.6},
-        "int8-weights": {1: 1.0, 4: 3.7, 8: 5.7, 16: 9.7, 128: 64.0},
     },
 )
-WITHOUT_INT8 = CPUDefaults(
-    ("int8-weights", "fp32", "bf16"),
-    ("fp32",),
-    {
-        "bf16": {1: 1.0, 4: 3.7, 8: 7.1, 16: 14.0, 128: 114.0},
-        "fp32": {1: 1.0, 4: 1.5, 8: 1.8, 16: 2.5, 128: 15.5},
-        "int8-weights": {1: 1.0, 4: 1.8, 8: 3.3, 16: 6.3, 128: 48.5},
-    },
+_EMULATED_COSTS: Mapping[Kernel, Mapping[int, float]] = {
+    "bf16": {1: 1.0, 4: 3.7, 8: 7.1, 16: 14.0, 128: 114.0},
+    "fp32": {1: 1.0, 4: 1.5, 8: 1.8, 16: 2.5, 128: 15.5},
+}
+WITH_AVX2 = CPUDefaults(
+    "float32",
+    ("int8", "fp32", "bf16"),
+    ("int8", "fp32"),
+    {**_EMULATED_COSTS, "int8": {1: 1.0, 4: 1.2, 8: 2.3, 16: 3.6, 128: 20.5}},
 )
+WITHOUT_INT8 = CPUDefaults("float32", ("fp32", "bf16"), ("fp32",), _EMULATED_COSTS)
 
 
-def has_int8_instructions(instructions: str | None = None) -> bool:
-    """Whether a processor with these CPU flags, by default this one, has instructions for int8 arithmetic."""
-    return not set((processor() if instructions is None else instructions).split()).isdisjoint(_INT8_INSTRUCTIONS)
+def defaults_of(flags: str | None = None) -> CPUDefaults:
+    """The defaults for a processor with these CPU flags, by default this one, or its instruction set that is chosen."""
+    names = set((flags or os.environ.get(INSTRUCTIONS) or processor()).split())
+    if not names.isdisjoint(_DOT_PRODUCTS):
+        return WITH_DOT_PRODUCTS
+    return WITH_AVX2 if "avx2" in names else WITHOUT_INT8
 
 
 @dataclass(frozen=True)
@@ -117,8 +130,8 @@ def choose_configuration(
     if not picks:
         raise ConfigurationError(
             "no configuration of these models is left to choose from: with draft_model, vLLM loads the draft as it "
-            "loads the target, so both compute in bf16 or both in float32 (fp32, int8-weights), but for a draft in "
-            "int8. Choose another precision or draft_precision, or token_speculation='shared_draft'"
+            "loads the target, so both compute in bf16 or both in float32, but for a draft in int8. Choose another "
+            "precision or draft_precision, or token_speculation='shared_draft'"
         )
     chosen = next(iter(picks.values()))
     reason = "the only one that may be chosen"
@@ -152,7 +165,7 @@ def _first(
             if method == "shared_draft":
                 return Configuration(method, kernel, draft_kernel)
             # With `draft_model`, vLLM loads the draft as it loads the target, unless the draft's folder is quantized.
-            if draft_kernel == "int8" or (draft_kernel in _FLOAT32) == (kernel in _FLOAT32):
+            if draft_kernel == "int8" or defaults.dtype_of(draft_kernel) == defaults.dtype_of(kernel):
                 rows = _DRAFT_TOKENS if draft_kernel == kernel else _INT8_DRAFT_TOKENS
                 row = next((row for least, row in rows.items() if rate >= least), _MINIMAL)
                 return Configuration(method, kernel, draft_kernel, row if kernel in defaults.speculating else _MINIMAL)

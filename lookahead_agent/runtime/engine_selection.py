@@ -212,13 +212,11 @@ def _kernels(
     if "dtype" in arguments:
         kernel = _KERNEL_OF_DTYPE.get(str(arguments["dtype"]).removeprefix("torch."))
         return (kernel,) if kernel is not None else ()
-    if forced == "int8" and not platform.int8:
-        raise ConfigurationError(
-            "this processor has no instructions for int8 arithmetic (VNNI, AMX): choose the precision int8-weights"
-        )
     kernels = platform.defaults.kernels if forced is None else (forced,)
+    if "int8" in kernels and "int8" not in platform.defaults.kernels:
+        raise ConfigurationError("int8 needs AVX2, or ARM's i8mm, which this processor lacks: choose fp32 or bf16")
     if arguments.get("enforce_eager") is False:  # vLLM cannot compile this library's kernels
-        kernels = tuple(kernel for kernel in kernels if kernel not in ("int8", "int8-weights"))
+        kernels = tuple(kernel for kernel in kernels if kernel != "int8")
         if not kernels:
             raise ConfigurationError(
                 f"vLLM cannot compile the kernels of {forced}: leave enforce_eager out, or choose the precision bf16"

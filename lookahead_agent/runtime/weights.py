@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from lookahead_agent.cpu import INT8
 from lookahead_agent.engines.vllm_config import runs_on_cpu
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.hardware.choice import WITH_INT8, WITHOUT_INT8, CPUDefaults, Kernel, has_int8_instructions
+from lookahead_agent.hardware.choice import WITH_DOT_PRODUCTS, CPUDefaults, Kernel, defaults_of
 from lookahead_agent.models.conversion import Form, converted, converted_folder, is_quantized
 from lookahead_agent.progress import Progress
 
@@ -19,25 +20,19 @@ _OVERHEAD = 5 << 29  # bytes per engine besides weights and cache: activations, 
 _SHARE = "gpu_memory_utilization"
 _WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf", "*.pt")
 _BYTES_PER_VALUE = {"float32": 4, "fp8": 1}  # by dtype; 2 for others
-_DTYPE: Mapping[Kernel, str] = {"bf16": "bfloat16", "fp32": "float32", "int8": "bfloat16", "int8-weights": "float32"}
 
 
 @dataclass(frozen=True)
 class Platform:
-    """The engines' hardware: whether vLLM is a CPU build, and whether the CPU has int8 instructions."""
+    """The engines' hardware: whether vLLM is a CPU build, and the default choices on this CPU."""
 
     on_cpu: bool
-    int8: bool
+    defaults: CPUDefaults = WITH_DOT_PRODUCTS
 
     @classmethod
     def detect(cls) -> Self:
         """The platform of this machine."""
-        return cls(runs_on_cpu(), has_int8_instructions())
-
-    @property
-    def defaults(self) -> CPUDefaults:
-        """The default choices on this CPU."""
-        return WITH_INT8 if self.int8 else WITHOUT_INT8
+        return cls(runs_on_cpu(), defaults_of())
 
 
 @dataclass(frozen=True)
@@ -59,22 +54,15 @@ class Weights:
 
 
 def weights_in(folder: Path, kernel: Kernel | None, platform: Platform) -> Weights:
-    """A model's weights in a precision, None: its folder's; raises ConfigurationError on a GPU for a CPU precision."""
+    """A model's weights in a precision; None: its folder's."""
     if kernel is None:
         return Weights(folder, "bf16", {})
-    if kernel == "int8-weights" and not platform.on_cpu:
-        raise ConfigurationError("the precision int8-weights is for CPUs: choose int8, or a quantized model")
     weights = Weights(folder, "int8" if kernel == "int8" else "bf16", {})
     arguments: dict[str, Any] = {}
-    if platform.on_cpu:
-        from lookahead_agent.cpu import INT8, INT8_WEIGHTS
-
-        if kernel == "int8-weights":
-            arguments["quantization"] = INT8_WEIGHTS
-        elif kernel == "int8" and weights.folder != folder:
-            arguments["quantization"] = INT8
+    if platform.on_cpu and kernel == "int8" and weights.folder != folder:
+        arguments["quantization"] = INT8
     if platform.on_cpu or kernel != "int8":
-        arguments["dtype"] = _DTYPE[kernel]
+        arguments["dtype"] = platform.defaults.dtype_of(kernel)
     return Weights(folder, weights.form, arguments)
 
 
@@ -82,7 +70,7 @@ def judge_weights(folder: Path, arguments: Mapping[str, Any], platform: Platform
     """A judge's weights: in the published precision, unless it is slow on this CPU."""
     if not platform.on_cpu or "dtype" in arguments or is_quantized(folder):
         return Weights(folder, "bf16", {})
-    return Weights(folder, "bf16", {"dtype": "bfloat16" if platform.int8 else "float32"})
+    return Weights(folder, "bf16", {"dtype": platform.defaults.dtype})
 
 
 def memory_shares(

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import re
 import statistics
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import aclosing, closing
 from pathlib import Path
@@ -15,13 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.cpu import vnni_kernel
+from lookahead_agent.cpu import INSTRUCTIONS
 from lookahead_agent.engines import background
 from lookahead_agent.engines.protocol import Engine, Sampling
 from lookahead_agent.engines.vllm_config import VLLMConfig, as_arguments
 from lookahead_agent.engines.vllm_engine import VLLMEngine
 from lookahead_agent.errors import ConversionError
-from lookahead_agent.hardware.choice import Precision, has_int8_instructions
+from lookahead_agent.hardware.choice import Precision, defaults_of
 from lookahead_agent.models.conversion import converted
 from lookahead_agent.progress import LogProgress
 from lookahead_agent.runtime.weights import Platform, weights_in
@@ -30,8 +34,8 @@ from tests.integration.tiny_models import questions
 
 QUESTIONS = questions(12, seed=31)
 ENGINE = {name: value for name, value in TINY_ENGINE.items() if name != "dtype"}
-KERNEL: Precision = "int8" if has_int8_instructions() else "int8-weights"
-needs_int8 = pytest.mark.skipif(KERNEL != "int8", reason="without instructions for int8, vLLM's sums overflow")
+INSTRUCTION_SETS = ("avx512_vnni", "avx_vnni", "avx2")
+needs_int8 = pytest.mark.skipif("int8" not in defaults_of().kernels, reason="for processors with int8 arithmetic")
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +69,8 @@ def int8_pair(pair: tuple[Path, Path], token_speculation: str) -> ChatLookahead:
         model=str(pair[0]),
         draft_model=str(pair[1]),
         depth=4,
-        precision=KERNEL,
-        draft_precision=KERNEL,
+        precision="int8",
+        draft_precision="int8",
         token_speculation=token_speculation,
         temperature=0,
         max_tokens=64,
@@ -112,37 +116,11 @@ def test_int8_weights_are_converted_once_and_failures_leave_no_files(cache: Path
     assert not list(cache.glob("models/broken*unfinished*"))
 
 
-@pytest.mark.parametrize(("outputs", "inputs"), [(96, 64), (97, 8), (5, 4104), (700, 2056)])
-def test_int8_weights_product_is_accurate_and_batch_invariant(outputs: int, inputs: int) -> None:
-    """Shapes that fill the kernel's packs and blocks, and shapes that do not."""
-    import torch
-
-    from lookahead_agent.cpu.int8 import int8_weights_product
-
-    torch.manual_seed(0)
-    weight, tokens, bias = torch.randn(outputs, inputs), torch.randn(37, inputs), torch.randn(outputs)
-    matrix = int8_weights_product(weight)
-    exact = tokens @ weight.T + bias
-    batched = matrix(tokens, None, bias)
-    assert batched.dtype == torch.float32
-    assert (batched - exact).abs().max() < 0.05 * exact.std(), "the error of eight bits is this small"
-    for size in range(1, 10):
-        assert torch.equal(matrix(tokens[:size], None, bias), batched[:size]), "the batch size changes no bit"
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    assert torch.equal(matrix(tokens, None, bias), batched), "the number of threads changes no bit"
-    torch.set_num_threads(threads)
-    assert matrix(tokens[None, :2], None, None).shape == (1, 2, outputs)
-    assert matrix(tokens[:2].bfloat16(), None, bias).dtype == torch.bfloat16
-    strided = torch.stack([tokens, tokens], dim=2)[:, :, 0]
-    assert torch.equal(matrix(strided, None, bias), batched), "strides change no bit"
-
-
 @needs_int8
 @pytest.mark.parametrize("default", ["float32", "bfloat16"])
 @pytest.mark.parametrize("outputs", [700, 704])
 def test_int8_product_is_accurate_and_batch_invariant(default: str, outputs: int) -> None:
-    """Runs vLLM's kernel, or our own if the shape fits and the processor supports it.
+    """Runs our own kernel if it supports the processor, else vLLM's.
 
     The products are created under the default dtype of a loading model, and used after freed memory was reused.
     """
@@ -156,7 +134,7 @@ def test_int8_product_is_accurate_and_batch_invariant(default: str, outputs: int
     before = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, default))
     try:
-        products = [int8_product(*rounded(weight), torch.bfloat16, torch.float32) for _ in range(20)]
+        products = [int8_product(*rounded(weight), torch.float32) for _ in range(20)]
     finally:
         torch.set_default_dtype(before)
     reused = [torch.full((outputs,), float("nan")) for _ in range(40)]
@@ -170,39 +148,107 @@ def test_int8_product_is_accurate_and_batch_invariant(default: str, outputs: int
     assert product(tokens[None, :2], None, None).shape == (1, 2, outputs)
 
 
-@pytest.mark.skipif(not vnni_kernel.is_supported(), reason="for processors with AVX-512 VNNI and without AMX")
-@given(st.integers(1, 30), st.integers(1, 5), st.integers(1, 9), st.integers(0, 2**31), st.booleans(), st.booleans())
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+@given(
+    tokens=st.integers(1, 30),
+    shape=st.sampled_from([(32, 4), (64, 144), (33, 5), (7, 130), (96, 1028)]),
+    weights=st.sampled_from([None, -128, -127, 127]),
+    seed=st.integers(0, 2**31),
+    with_bias=st.booleans(),
+    activations=st.sampled_from(["bfloat16", "float32"]),
+    out=st.sampled_from(["bfloat16", "float32"]),
+)
 @settings(max_examples=60, deadline=None)
-def test_vnni_kernel_equals_the_formula_bit_for_bit(
-    tokens: int, panels: int, column_blocks: int, seed: int, with_bias: bool, bf16_output: bool
+def test_kernel_equals_the_formula_bit_for_bit(
+    name: str,
+    tokens: int,
+    shape: tuple[int, int],
+    weights: int | None,
+    seed: int,
+    with_bias: bool,
+    activations: str,
+    out: str,
 ) -> None:
-    """Every shape has the formula's bits: the kernel rounds only the tokens before the sum, and the result after it."""
+    """It rounds only the tokens before the sum, and the result after it, for each of the processor's instruction sets.
+
+    Tokens and weights of the largest magnitude would saturate sums of 16 bits.
+    """
     import torch
 
+    from lookahead_agent.cpu.int8_kernel import available_instruction_sets, multiplication, pack
+
+    if name not in available_instruction_sets():
+        pytest.skip("for processors with these instructions")
     generator = torch.Generator().manual_seed(seed)
-    rows, columns = panels * vnni_kernel.ROWS, column_blocks * 16
-    integers = torch.randint(-128, 128, (rows, columns), dtype=torch.int8, generator=generator)
+    rows, columns = shape
+    integers = torch.randint(-128, 128, shape, dtype=torch.int8, generator=generator)
+    values = torch.randn(tokens, columns, generator=generator) * 10
+    values[0] = 0
+    if weights is not None:
+        integers[:] = weights
+        values[1:] = 3.0 if seed % 2 else -3.0
+    values = values.to(getattr(torch, activations))
     scale = torch.rand(rows, generator=generator)
     bias = torch.randn(rows, generator=generator) if with_bias else None
-    values = (torch.randn(tokens, columns, generator=generator) * 10).bfloat16()
-    values[0] = 0
-    out = torch.bfloat16 if bf16_output else torch.float32
-    found = vnni_kernel.multiplication(integers, scale, out)(values, bias)
+    dtype = getattr(torch, out)
+    found = multiplication(pack(integers), scale, columns, dtype, name)(values, bias)
     largest = values.float().abs().amax(dim=1).clamp(min=1e-10)
-    rounded = torch.round(values.float() * (torch.full_like(largest, 127) / largest)[:, None]).long()
-    sums = (rounded @ integers.long().t()).float() * (scale * (largest / 127)[:, None])
-    assert torch.equal(found, (sums + (bias if bias is not None else 0)).to(out))
+    rounded = torch.round(values.float() * (torch.full_like(largest, 127) / largest)[:, None]).numpy().astype(int)
+    sums = torch.from_numpy(rounded @ integers.numpy().astype(int).T).float() * (scale * (largest / 127)[:, None])
+    assert torch.equal(found, (sums + (bias if bias is not None else 0)).to(dtype))
 
 
-def test_vnni_kernel_supports_only_certain_shapes_and_dtypes() -> None:
+def test_kernel_multiplies_long_prompts_and_any_strides_on_any_number_of_threads() -> None:
     import torch
 
-    fits = vnni_kernel.fits
-    assert fits(64, 48, torch.bfloat16, torch.float32)
-    assert not fits(60, 48, torch.bfloat16, torch.float32)
-    assert not fits(64, 44, torch.bfloat16, torch.float32)
-    assert not fits(64, 48, torch.float16, torch.float32)
-    assert not fits(64, 48, torch.bfloat16, torch.float16)
+    from lookahead_agent.cpu.int8_kernel import multiplication, pack
+
+    torch.manual_seed(0)
+    multiply = multiplication(
+        pack(torch.randint(-127, 128, (96, 64), dtype=torch.int8)), torch.rand(96), 64, torch.float32
+    )
+    tokens = torch.randn(300, 64)
+    batched = multiply(tokens, None)
+    assert torch.equal(batched, torch.cat([multiply(tokens[first : first + 7], None) for first in range(0, 300, 7)]))
+    assert torch.equal(multiply(torch.stack([tokens, tokens], dim=2)[:, :, 0], None), batched)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    assert torch.equal(multiply(tokens, None), batched)
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("name", "processor", "feature", "instruction"),
+    [
+        ("avx512_vnni", "icelake-server", "+avx512vnni", r"vpdpbusd\s.*%zmm"),
+        ("avx_vnni", "alderlake", "+avxvnni", r"\{vex\}\s+vpdpbusd\s.*%ymm"),
+    ],
+)
+def test_kernel_compiles_for_processors_that_this_one_is_not(
+    name: str, processor: str, feature: str, instruction: str, tmp_path: Path
+) -> None:
+    code = (
+        "import lookahead_agent.cpu.int8_kernel as kernel\n"
+        f"print(kernel.instruction_set(), kernel.compiled_share({name!r})._library.get_asm_str())"
+    )
+    environment = {**os.environ, "NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": feature}
+    environment |= {"NUMBA_CACHE_DIR": str(tmp_path)}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    found, assembly = result.stdout.split(" ", 1)
+    assert found == name
+    assert re.search(instruction, assembly)
+
+
+def test_environment_chooses_one_of_the_processors_instruction_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lookahead_agent.cpu.int8_kernel import available_instruction_sets, instruction_set
+
+    chosen = instruction_set.__wrapped__
+    for name in available_instruction_sets():
+        monkeypatch.setenv(INSTRUCTIONS, name)
+        assert chosen() == name
+    monkeypatch.setenv(INSTRUCTIONS, "avx1024")
+    with pytest.raises(ValueError, match="LOOKAHEAD_AGENT_INT8='avx1024': this processor has "):
+        chosen()
 
 
 def test_int8_kernel_works_without_a_numba_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,35 +257,32 @@ def test_int8_kernel_works_without_a_numba_cache_folder(monkeypatch: pytest.Monk
 
     from lookahead_agent.cpu import int8_kernel
 
+    if int8_kernel.instruction_set() is None:
+        pytest.skip("for processors that the kernel supports")
     monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
     spec = importlib.util.spec_from_file_location("kernel_anew", int8_kernel.__file__)
     assert spec is not None
     assert spec.loader is not None
     reloaded = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "kernel_anew", reloaded)  # dataclasses look their module up
     spec.loader.exec_module(reloaded)
     integers, tokens = torch.randint(-127, 128, (7, 16), dtype=torch.int8), torch.randn(3, 16)
-    found = reloaded.multiply(tokens, reloaded.packed(integers), torch.ones(7))
-    assert torch.allclose(found, tokens @ integers.float().t(), rtol=1e-4, atol=1e-2)
-
-
-def test_packing_rejects_rows_that_do_not_fill_whole_lanes() -> None:
-    import torch
-
-    from lookahead_agent.cpu.int8_kernel import packed
-
-    with pytest.raises(ValueError, match="12 inputs has no whole number of 8"):
-        packed(torch.zeros(4, 12, dtype=torch.int8))
+    found = reloaded.multiplication(reloaded.pack(integers), torch.ones(7), 16, torch.float32)(tokens, None)
+    assert torch.equal(
+        found, int8_kernel.multiplication(int8_kernel.pack(integers), torch.ones(7), 16, torch.float32)(tokens, None)
+    )
 
 
 # Also for the draft alone: vLLM's processes then receive only the name of the quantization method.
-@pytest.mark.parametrize("precision", ["int8-weights", "fp32"])
-def test_engines_with_int8_weights_report_their_precision(tiny_pair: tuple[Path, Path], precision: Precision) -> None:
+@needs_int8
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_engines_with_an_int8_draft_report_their_precision(tiny_pair: tuple[Path, Path], precision: Precision) -> None:
     with ChatLookahead(
         model=str(tiny_pair[0]),
         draft_model=str(tiny_pair[1]),
         policy="off",
         precision=precision,
-        draft_precision="int8-weights",
+        draft_precision="int8",
         token_speculation="draft_model",
         temperature=0,
         max_tokens=24,
@@ -249,7 +292,7 @@ def test_engines_with_int8_weights_report_their_precision(tiny_pair: tuple[Path,
         assert message.text
         metadata = message.response_metadata["lookahead"]
         assert metadata["mode"] == "sd"
-        assert metadata["engines"]["precision"] == {"target": precision, "draft": "int8-weights"}
+        assert metadata["engines"]["precision"] == {"target": precision, "draft": "int8"}
         assert precision in llm.explain()
 
 
@@ -261,7 +304,7 @@ def test_exact_is_lossless_in_int8(llm: ChatLookahead, tiny_pair: tuple[Path, Pa
             for policy in ("off", "exact", "exact:synchronous=true"):
                 metadata = [message.response_metadata for message in each.batch(questions(24, seed=5), policy=policy)]
                 token_ids[speculation_method, policy] = [entry["token_ids"] for entry in metadata]
-            assert metadata[0]["lookahead"]["engines"]["precision"] == {"target": KERNEL, "draft": KERNEL}
+            assert metadata[0]["lookahead"]["engines"]["precision"] == {"target": "int8", "draft": "int8"}
             # The synchronous target waits for its draft, so draft steps are accepted on any machine.
             assert sum(entry["lookahead"]["accepted"] for entry in metadata) > 0
     target_only = token_ids.pop(("none", "off"))

@@ -359,7 +359,7 @@ def certificate(**changes: Any) -> Certificate:
     fields: dict[str, Any] = {
         "risk": 0.02,
         "models": NAMES,
-        "precision": {"target": "int8-weights", "draft": "int8-weights"},
+        "precision": {"target": "int8", "draft": "int8"},
         "verifier": "embedding",
         "policy": {"verifier": "embedding", "similarity": 0.9},
         "threshold": 0.9,

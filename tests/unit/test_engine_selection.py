@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from lookahead_agent.cpu import INT8, INT8_WEIGHTS
+from lookahead_agent.cpu import INT8
 from lookahead_agent.engines.shared_draft_proposer import COSTS
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.engines.vllm_config import uses_shared_draft
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.hardware.choice import WITH_AVX2, WITH_DOT_PRODUCTS, WITHOUT_INT8
 from lookahead_agent.models.cache import GGUF
 from lookahead_agent.models.conversion import converted_folder
 from lookahead_agent.models.resolve import choose_models
@@ -29,9 +30,10 @@ from tests.unit.fake_vllm import WORDS, tokenizer_in
 MODELS = choose_models("qwen2.5-coder-1.5b")
 LARGE = {"hidden_size": 1536, "num_hidden_layers": 28, "intermediate_size": 8960}
 SMALL = {"hidden_size": 896, "num_hidden_layers": 24, "intermediate_size": 4864}
-PLAIN = Platform(on_cpu=True, int8=False)
-WITH_INT8 = Platform(on_cpu=True, int8=True)
-GPU = Platform(on_cpu=False, int8=True)
+PLAIN = Platform(on_cpu=True, defaults=WITHOUT_INT8)
+AVX2 = Platform(on_cpu=True, defaults=WITH_AVX2)
+WITH_INT8 = Platform(on_cpu=True, defaults=WITH_DOT_PRODUCTS)
+GPU = Platform(on_cpu=False)
 
 
 def model(folder: Path, config: dict[str, Any], words: list[str] = WORDS) -> Path:
@@ -72,12 +74,14 @@ def test_default_selection_takes_the_fastest_configuration_and_gives_the_reason(
     assert not setup.draft_engine
 
 
-@pytest.mark.parametrize(("platform", "precision"), [(PLAIN, "int8-weights"), (WITH_INT8, "int8")])
+@pytest.mark.parametrize(("platform", "precision"), [(PLAIN, "fp32"), (AVX2, "int8"), (WITH_INT8, "int8")])
 def test_default_precision_depends_on_the_cpus_int8_instructions(
     pair: tuple[Path, Path], platform: Platform, precision: str
 ) -> None:
     setup = select(pair, platform)
     assert setup.precision["target"] == precision
+    assert setup.target is not None
+    assert setup.target.arguments["dtype"] == ("bfloat16" if platform is WITH_INT8 else "float32")
     assert folder_of(setup.target) == (converted_folder(pair[0], "int8") if precision == "int8" else pair[0])
 
 
@@ -96,7 +100,7 @@ def test_measured_replies_change_the_next_selection(pair: tuple[Path, Path]) -> 
 
 def test_requested_int8_is_converted_only_on_a_cpu_that_supports_it(pair: tuple[Path, Path]) -> None:
     requested = {"draft_engine": True, "precision": "int8", "draft_precision": "int8"}
-    with pytest.raises(ConfigurationError, match="choose the precision int8-weights"):
+    with pytest.raises(ConfigurationError, match="choose fp32 or bf16"):
         select(pair, **requested)
     setup = select(pair, WITH_INT8, **requested)
     assert folder_of(setup.target) == converted_folder(pair[0], "int8") != pair[0]
@@ -152,17 +156,15 @@ def test_requested_speculation_method_is_used(pair: tuple[Path, Path], method: s
 
 
 def test_requested_precision_is_used_and_conflicts_are_refused(pair: tuple[Path, Path]) -> None:
-    setup = select(pair, precision="bf16", draft_precision="int8-weights", token_speculation="shared_draft")
-    assert setup.precision == {"target": "bf16", "draft": "int8-weights"}
+    setup = select(pair, precision="bf16", draft_precision="fp32", token_speculation="shared_draft")
+    assert setup.precision == {"target": "bf16", "draft": "fp32"}
     assert folder_of(setup.draft) == pair[1]
     assert setup.draft is not None
-    assert setup.draft.arguments["quantization"] == INT8_WEIGHTS
+    assert setup.draft.arguments == {"dtype": "float32"}
     by_argument = select(pair, target_arguments={"dtype": "bfloat16"}, token_speculation="none")
     assert by_argument.precision["target"] == "bf16"
     with pytest.raises(ConfigurationError, match="disagree"):
         select(pair, precision="bf16", target_arguments={"dtype": "float32"})
-    with pytest.raises(ConfigurationError, match="int8-weights is for CPUs"):
-        select(pair, GPU, precision="int8-weights")
 
 
 def test_compiled_engines_have_a_precision_that_vllm_can_compile(pair: tuple[Path, Path]) -> None:
@@ -190,7 +192,7 @@ def test_draft_with_another_vocabulary_disables_token_speculation(pair: tuple[Pa
     steps = select((pair[0], other), draft_engine=True)
     assert folder_of(steps.draft) == other
     assert steps.speculation_method == "none"
-    assert steps.precision["draft"] == "int8-weights"
+    assert steps.precision["draft"] == "fp32"
 
 
 def test_token_speculation_needs_a_draft_model(pair: tuple[Path, Path]) -> None:
@@ -241,11 +243,11 @@ def test_multi_gpu_target_runs_alone_unless_a_draft_is_requested(pair: tuple[Pat
 
 
 def test_draft_of_a_remote_target_has_its_own_precision(pair: tuple[Path, Path]) -> None:
-    setup = select_engines(RuntimeSpec(MODELS, token_speculation="none", draft_engine=True), None, pair[1], PLAIN)
+    setup = select_engines(RuntimeSpec(MODELS, token_speculation="none", draft_engine=True), None, pair[1], AVX2)
     assert setup.target is None
-    assert folder_of(setup.draft) == pair[1]
+    assert folder_of(setup.draft) == converted_folder(pair[1], "int8")
     assert setup.draft is not None
-    assert setup.draft.arguments == {"quantization": INT8_WEIGHTS, "dtype": "float32"}
+    assert setup.draft.arguments == {"quantization": INT8, "dtype": "float32"}
 
 
 def test_tokenizers_are_loaded_for_comparison_only_if_their_files_differ(

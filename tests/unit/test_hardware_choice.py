@@ -6,17 +6,19 @@ from typing import Any
 
 import pytest
 
+from lookahead_agent.cpu import INSTRUCTIONS
 from lookahead_agent.decoding.accounting import ReplyReport
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.hardware.choice import (
-    WITH_INT8,
+    WITH_AVX2,
+    WITH_DOT_PRODUCTS,
     WITHOUT_INT8,
     Configuration,
     CPUDefaults,
     SpeculationMethod,
     acceptance_rate_of,
     choose_configuration,
-    has_int8_instructions,
+    defaults_of,
     tokens_per_pass,
 )
 
@@ -35,16 +37,27 @@ def chosen(defaults: CPUDefaults, **overrides: Any) -> Configuration:
 
 
 def test_default_configuration_depends_on_int8_instructions() -> None:
-    with_int8 = chosen(WITH_INT8)
-    assert with_int8 == Configuration("draft_model", "int8", "int8", ((1, 1, 2), (2, 5, 1), (6, 32, 0)))
-    assert chosen(WITHOUT_INT8) == Configuration("none", "int8-weights")
+    for defaults in (WITH_DOT_PRODUCTS, WITH_AVX2):
+        drafting = Configuration("draft_model", "int8", "int8", ((1, 1, 2), (2, 5, 1), (6, 32, 0)))
+        assert chosen(defaults) == drafting
+    assert chosen(WITHOUT_INT8).target == "fp32"
 
 
 @pytest.mark.parametrize(
-    ("flags", "int8"), [("avx2", False), ("avx2 avx512_vnni", True), ("amx_int8", True), ("i8mm", True), ("", False)]
+    ("flags", "defaults"),
+    [
+        ("avx2", WITH_AVX2),
+        ("avx2 avx512_vnni", WITH_DOT_PRODUCTS),
+        ("avx2 avx_vnni", WITH_DOT_PRODUCTS),
+        ("amx_int8", WITH_DOT_PRODUCTS),
+        ("i8mm", WITH_DOT_PRODUCTS),
+        ("", WITHOUT_INT8),
+    ],
 )
-def test_int8_instructions_are_detected_from_the_cpu_flags(flags: str, *, int8: bool) -> None:
-    assert has_int8_instructions(f"a processor {flags}") is int8
+def test_defaults_follow_the_cpu_flags(flags: str, defaults: CPUDefaults, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert defaults_of(f"a processor {flags}") is defaults
+    monkeypatch.setenv(INSTRUCTIONS, "avx2")
+    assert defaults_of() is WITH_AVX2, "the kernel takes the instruction set that the environment names"
 
 
 def test_choice_respects_the_allowed_methods_and_precisions() -> None:
@@ -59,14 +72,14 @@ def test_choice_respects_the_allowed_methods_and_precisions() -> None:
 @pytest.mark.parametrize(
     ("target", "draft", "expected"),
     [
-        (("bf16",), WITH_INT8.kernels, ("bf16", "int8")),
+        (("bf16",), WITH_DOT_PRODUCTS.kernels, ("bf16", "int8")),
         (WITHOUT_INT8.kernels, ("bf16",), ("bf16", "bf16")),
-        (WITHOUT_INT8.kernels, ("fp32",), ("int8-weights", "fp32")),
+        (WITHOUT_INT8.kernels, ("fp32",), ("fp32", "fp32")),
         (("bf16",), WITHOUT_INT8.kernels, ("bf16", "bf16")),
     ],
 )
 def test_target_and_draft_get_compatible_precisions(target: Any, draft: Any, expected: tuple[str, str]) -> None:
-    defaults = WITH_INT8 if "int8" in (*target, *draft) else WITHOUT_INT8
+    defaults = WITH_DOT_PRODUCTS if "int8" in (*target, *draft) else WITHOUT_INT8
     pair = chosen(defaults, methods=("draft_model",), target=target, draft=draft)
     assert (pair.target, pair.draft) == expected
 
@@ -78,18 +91,18 @@ def test_incompatible_precisions_are_refused_if_the_draft_must_run() -> None:
 
 
 def test_draft_tokens_are_off_where_they_do_not_pay() -> None:
-    assert chosen(WITH_INT8, draft_size=1.0).method == "none", "a draft costs as much as its target"
-    assert chosen(WITH_INT8, acceptance_rate=0.3).method == "none"
+    assert chosen(WITH_DOT_PRODUCTS, draft_size=1.0).method == "none", "a draft costs as much as its target"
+    assert chosen(WITH_DOT_PRODUCTS, acceptance_rate=0.3).method == "none"
     assert chosen(WITHOUT_INT8, target=("bf16",)).method == "none", "the cost of a pass is proportional to its tokens"
     assert chosen(WITHOUT_INT8, target=("fp32",)).method == "draft_model"
-    forced = chosen(WITH_INT8, methods=("draft_model",), acceptance_rate=0.3)
+    forced = chosen(WITH_DOT_PRODUCTS, methods=("draft_model",), acceptance_rate=0.3)
     assert forced.draft_tokens == ((1, 1, 1), (2, 32, 0))
 
 
 def test_a_higher_acceptance_rate_gives_more_draft_tokens() -> None:
     for target in ("int8", "bf16"):
         schedules = [
-            chosen(WITH_INT8, methods=("draft_model",), target=(target,), acceptance_rate=rate).draft_tokens
+            chosen(WITH_DOT_PRODUCTS, methods=("draft_model",), target=(target,), acceptance_rate=rate).draft_tokens
             for rate in (0.3, 0.7, 0.85, 0.97)
         ]
         single_request = [schedule[0][2] for schedule in schedules]
@@ -116,7 +129,7 @@ def test_a_higher_acceptance_rate_gives_more_draft_tokens() -> None:
     ],
 )
 def test_measured_replies_decide_between_the_measured_methods(paces: dict[str, float], method: str) -> None:
-    configuration, reason = choice(WITH_INT8, paces=paces)
+    configuration, reason = choice(WITH_DOT_PRODUCTS, paces=paces)
     assert configuration.method == method
     assert configuration.name in reason
     if DRAFTING in paces:
@@ -131,7 +144,7 @@ def test_acceptance_rate_is_the_inverse_of_tokens_per_pass(draft_tokens: int) ->
 
 
 def test_forward_passes_with_more_tokens_cost_more() -> None:
-    for defaults in (WITH_INT8, WITHOUT_INT8):
+    for defaults in (WITH_DOT_PRODUCTS, WITH_AVX2, WITHOUT_INT8):
         for kernel in defaults.kernels:
             costs = defaults.pass_costs[kernel]
             assert costs[1] == 1
