@@ -52,7 +52,10 @@ class Certificate(BaseModel):
         """Why the certificate's counts, or its policy, do not show what it claims; None if they do."""
         if not (0 < self.risk < 1 and 0 < self.level < 1 and self.tests >= 1):
             return "its risk or level is no probability, or it has no tests"
-        if not 0 <= self.errors <= self.accepted <= self.pairs or not 0 <= (self.disputed or 0) <= self.accepted:
+        if (
+            not 0 <= self.errors <= self.accepted <= self.pairs <= _MAX_PAIRS
+            or not 0 <= (self.disputed or 0) <= self.accepted
+        ):
             return "its counts of pairs contradict each other"
         level = level_of_each(self.level / self.tests)
         if self.errors and p_value(self.accepted, self.errors, self.risk) > level:
@@ -87,6 +90,7 @@ class Certificate(BaseModel):
 
 
 _ROUNDING = 1e-9
+_MAX_PAIRS = 10**6  # more were never collected, and their test would take long
 # The policy's verifier, the field of the threshold, and the roles of models, by the name of a calibration candidate
 _FORMS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "embedding": ("embedding", "similarity", ("embedding",)),

@@ -88,8 +88,8 @@ class OpenAIEngine:
                 logger.info("the %s's server calls its only model %r", self._role, self._model)
         if self._context_override is None:
             length = models[self._model].get("max_model_len")
-            is_length = isinstance(length, int) and not isinstance(length, bool) and length > 0
-            self.context_length = min(length, _MAX_CONTEXT) if is_length else _DEFAULT_CONTEXT
+            is_given = isinstance(length, int) and not isinstance(length, bool) and length > 0
+            self.context_length = min(int(length or 0), _MAX_CONTEXT) if is_given else _DEFAULT_CONTEXT
 
     async def _probe_token_ids(self) -> None:
         ids = await asyncio.to_thread(self._local_tokenizer.encode, _PROBE)
@@ -140,8 +140,8 @@ class OpenAIEngine:
         try:
             if sampling.prompt_logprobs:
                 with self._answers():
-                    delta = await self._prompt_logprobs(prompt_ids)
-                yield delta
+                    scores = await self._prompt_logprobs(prompt_ids)
+                yield scores
                 return
             body = self._body(prompt_ids, sampling, min(sampling.max_tokens, room)) | {"stream": True}
             # A server that tells no token ids is not vLLM's, and may share its cache between salts.

@@ -13,9 +13,9 @@ from typing import Any, Protocol, Self
 
 from lookahead_agent.engines import chat_template
 from lookahead_agent.engines.chat_template import Message, ThinkingTags, ending, tool_calls
+from lookahead_agent.engines.model_files import read_object
 from lookahead_agent.engines.written_replies import WrittenReplies
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, IntegrityError, ModelNotFoundError
-from lookahead_agent.jsonl import read_object
 
 
 class TextStream(Protocol):
@@ -107,25 +107,27 @@ class _HFStream:
 
         self._tokenizer = tokenizer
         self._visible_tokens = visible_tokens
+        self._pending: list[int] = []
         before = list(before[-_CONTEXT_TOKENS:])
         self._stream = DecodeStream(ids=before, skip_special_tokens=True)
-        self._pending: list[int] = []
-        self._begun = False  # whether a token of this stream was pushed
-        # A stream that begins within a character would repeat what is before that: it begins before the character, and
-        # has the whole character, since its first tokens completed none.
-        for count in range(1, min(len(before), _MAX_TOKENS_OF_CHARACTER) + 1):
-            if not self._ends_within_character(before):
-                break
-            if not self._ends_within_character(before[:-count]):
-                self._stream = DecodeStream(ids=before[:-count], skip_special_tokens=True)
-                for token_id in before[-count:]:
+        # A stream that begins within a character would repeat the text before it. It begins before the character, and
+        # has the whole of it, since the character's first tokens completed none.
+        for count in range(min(len(before), _MAX_TOKENS_OF_CHARACTER) + 1):
+            end = len(before) - count
+            if (context := self._ends_at_character(before[:end])) is not None:
+                self._stream = DecodeStream(ids=context, skip_special_tokens=True)
+                for token_id in before[end:]:
                     self.push(token_id)
-                self._begun = False
                 break
+        self._begun = False  # whether a token of this stream was pushed
 
-    def _ends_within_character(self, token_ids: Sequence[int]) -> bool:
-        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
-        return text.endswith("\N{REPLACEMENT CHARACTER}")
+    def _ends_at_character(self, token_ids: list[int]) -> list[int] | None:
+        """The tokens, without the rest of a character at their beginning, if they end with a whole one; else None."""
+        for begin in range(min(_MAX_TOKENS_OF_CHARACTER, max(len(token_ids), 1))):
+            text: str = self._tokenizer.decode(token_ids[begin:], skip_special_tokens=True)
+            if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+                return token_ids[begin:]
+        return None
 
     def push(self, token_id: int) -> str:
         self._begun = True

@@ -18,8 +18,8 @@ from typing import Any, Literal
 import platformdirs
 from filelock import FileLock, Timeout
 
+from lookahead_agent.engines.model_files import read_object
 from lookahead_agent.errors import ConfigurationError, DiskSpaceError, ModelError
-from lookahead_agent.jsonl import read_object
 from lookahead_agent.progress import Advance
 
 logger = logging.getLogger(__name__)

@@ -373,7 +373,12 @@ def certificate(**changes: Any) -> Certificate:
         "data": "pairs.jsonl 0",
         "date": "2026-11-23",
     }
-    return Certificate.model_validate(fields | changes)
+    fields |= changes
+    if "policy" in changes and "threshold" not in changes:
+        fields["threshold"] = changes["policy"]["similarity"]
+    elif "threshold" in changes and "policy" not in changes:
+        fields["policy"] = {"verifier": "embedding", "similarity": changes["threshold"]}
+    return Certificate.model_validate(fields)
 
 
 def test_certificates_match_models_precision_and_delimiter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,6 +420,63 @@ def test_certificates_match_models_precision_and_delimiter(tmp_path: Path, monke
         certificates(NAMES)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"risk": -1.0}, "no probability"),
+        ({"risk": 1.0}, "no probability"),
+        ({"risk": "NaN"}, "risk"),
+        ({"level": 0.0}, "no probability"),
+        ({"tests": 0}, "no tests"),
+        ({"risk": 0.001}, "do not show a risk of 0.001"),
+        ({"accepted": 100}, "100 accepted pairs do not show a risk of 0.02"),
+        ({"bound": 0.001}, "or the stated bound"),
+        ({"errors": 150}, "150 errors of 200 accepted pairs do not show"),
+        ({"errors": -5}, "contradict each other"),
+        ({"accepted": 400}, "contradict each other"),
+        ({"disputed": 201}, "contradict each other"),
+        ({"tests": 10**6}, "do not show"),
+        ({"verifier": "random"}, "unknown verifier 'random'"),
+        ({"verifier": "judge"}, "not that of the verifier 'judge'"),
+        ({"policy": {"verifier": "random", "probability": 1.0}, "threshold": 1.0}, "not that of the verifier"),
+        ({"policy": {"verifier": "off"}, "threshold": 0.9}, "not that of the verifier"),
+        ({"policy": {"verifier": "exact", "similarity": 0.9}, "threshold": 0.9}, "not that of the verifier"),
+        ({"policy": {"verifier": "embedding", "similarity": -1.0}, "threshold": -1.0}, "threshold outside 0 to 1"),
+        ({"policy": {"verifier": "embedding", "similarity": 0.1}, "threshold": 0.9}, "with its threshold"),
+        ({"policy": {"verifier": "embedding", "similarity": 0.9, "nope": 1}, "threshold": 0.9}, "that no certificate"),
+        (
+            {"policy": {"verifier": "embedding", "similarity": 0.9, "same_numbers": []}, "threshold": 0.9},
+            "same_numbers",
+        ),
+        ({"policy": {"verifier": "embedding", "similarity": 0.9, "delimiter": "x"}, "threshold": 0.9}, "that no cert"),
+        ({"models": {"target": "big", "draft": "small"}}, "it names no embedding"),
+        ({"nope": 1}, "nope"),
+        ({"accepted": "many"}, "accepted"),
+        ({"pairs": 10**400}, "contradict each other"),
+    ],
+)
+def test_a_certificate_that_does_not_show_what_it_claims_is_ignored_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", str(tmp_path))
+    file = keep([certificate()])
+    (row,) = json.loads(file.read_text())
+    file.write_text(json.dumps([row | changes, row]))
+    found = find_certificate(0.02, NAMES, certificate().precision)
+    assert found.certificate == certificate(), "the other certificates of the file hold"
+    file.write_text(json.dumps([row | changes]))
+    found = find_certificate(0.02, NAMES, certificate().precision)
+    assert found.certificate is None
+    assert "certificate 1 of big+small.json is ignored" in found.description
+    assert message in found.description
+
+
+def test_the_packaged_certificates_show_what_they_claim() -> None:
+    for file in PACKAGED.glob("*.json"):
+        for row in json.loads(file.read_text()):
+            assert Certificate.model_validate(row).problem() is None
+
+
 def test_risk_policy_uses_the_policy_of_its_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", str(tmp_path))
     llm = scripted()
@@ -425,7 +487,7 @@ def test_risk_policy_uses_the_policy_of_its_certificate(tmp_path: Path, monkeypa
     keep([certificate(precision={}, policy={"verifier": "embedding", "similarity": 0.7})])
     llm = scripted()
     certified = llm.invoke("How many, reword?", policy="risk=0.02").response_metadata["lookahead"]
-    assert certified["certificate"] == certificate(precision={}).describe()
+    assert certified["certificate"] == certificate(precision={}, threshold=0.7).describe()
     assert certified["accepted"] > 0
     for policy, kind in (("risk=0.02", "exact"), ("balanced", "not certified")):
         figures = llm.invoke("How many, reword?", policy=rf"{policy}:delimiter=/\n+/").response_metadata["lookahead"]

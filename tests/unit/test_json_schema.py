@@ -4,6 +4,7 @@ import datetime
 import ipaddress
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,14 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 
 from lookahead_agent.engines import ScriptedEngine
-from lookahead_agent.engines.json_schema import check_schema, composes, for_llguidance, relocated, target
+from lookahead_agent.engines.json_schema import (
+    check_schema,
+    composes,
+    for_llguidance,
+    refers_to_itself,
+    relocated,
+    target,
+)
 from lookahead_agent.errors import ConfigurationError
 from tests.unit.chat import scripted_chat
 
@@ -254,3 +262,31 @@ def test_only_formats_that_llguidance_supports_are_kept() -> None:
     assert for_llguidance({"properties": {"format": {"const": "binary"}}}) == {
         "properties": {"format": {"const": "binary"}}
     }
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"$ref": "http://127.0.0.1:9/x"}, "http://127.0.0.1:9/x, which is never fetched"),
+        ({"properties": {"a": {"$ref": "file:///etc/passwd#/a"}}}, "file:///etc/passwd, which is never fetched"),
+        ({"const": "\ud800"}, "the lone surrogate U\\+D800"),
+        ({"properties": {"\udfff": {}}}, "the lone surrogate U\\+DFFF"),
+        ({"minimum": 10**400}, "minimum of a JSON schema is at most 1e\\+300"),
+        ({"$ref": "#/" + "[" * 3, "anyOf": 10**5000}, "a JSON schema is JSON"),
+    ],
+)
+def test_a_hostile_schema_is_one_error(schema: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        check_schema(schema)
+
+
+def test_schemas_of_two_kilobytes_are_read_in_linear_time() -> None:
+    for keyword in ("allOf", "anyOf", "oneOf"):
+        chain: dict[str, Any] = {"d0": {"type": "string"}}
+        for number in range(1, 30):
+            chain[f"d{number}"] = {keyword: [{"$ref": f"#/$defs/d{number - 1}"}] * 2}
+        schema = {"$ref": "#/$defs/d29", "$defs": chain}
+        with suppress(ConfigurationError):
+            check_schema(schema)
+        assert not refers_to_itself(schema)
+    check_schema({"anyOf": [{"$ref": "#/anyOf/" + "9" * 5000}, {"$ref": "#/anyOf/0"}]})
