@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Build the package, install the wheel into a new environment, and use it there as a user would:
 #     .ci/package.sh PYTHON
-# The example needs vLLM, which takes gigabytes: it is imported from PYTHON's environment, everything else from the new one.
+# The reply needs vLLM, which takes gigabytes: it is imported from PYTHON's environment, everything else from the new one.
+# Its models are tiny; tests/integration/test_readme.py runs README's example on the default ones.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
@@ -26,4 +27,10 @@ cd "$away"
 "$fresh/python" -c "
 import lookahead_agent, sys
 sys.exit(not lookahead_agent.__file__.startswith('$root/build/fresh/') and f'not the wheel: {lookahead_agent.__file__}')"
-"$fresh/python" "$root/examples/first_reply.py"
+(cd "$root" && TQDM_DISABLE=1 "$python" -c "
+import sys, pathlib
+from tests.integration.tiny_models import make_pair
+make_pair(pathlib.Path(sys.argv[1]))" "$away")
+"$fresh/lookahead-agent" ask --model "$away/target" --draft "$away/draft" --policy exact --depth 4 \
+    --temperature 0 --max-tokens 60 --engine-arg dtype=float32 --engine-arg kv_cache_memory_bytes=33554432 \
+    --engine-arg max_model_len=1024 "A two and three?"

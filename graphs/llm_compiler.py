@@ -6,8 +6,8 @@
      ╚═▶ each call as soon as its line is committed and its references have results
 
 A plan line calls any tool, `2. calculator("$1 * 1.19")`, where `$1` is the result of call 1. Committed lines start
-tools while the planner writes the next ones. Draft lines never start tools. Tools that declare writes
-(`metadata={"readOnlyHint": False}`) and tools in `ask_before` wait for the end of the plan.
+tools while the planner writes the next ones. Draft lines never start tools. Only read-only tools
+(`metadata={"readOnlyHint": True}`) start early; all others, and tools in `ask_before`, wait for the end of the plan.
 
 Thoughts in different words can mean the same, so the planner's policy is lenient, and each line is a step. After
 "Plan:" only the target writes. The finisher's policy is strict.

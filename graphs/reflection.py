@@ -94,6 +94,10 @@ def build_reflection(
     def review_request(state: ReflectionState) -> str:
         return REVIEW.format(task=since_last_question(state["messages"])[0].text, text=state["text"].text)
 
+    def writer(state: ReflectionState) -> list[AnyMessage]:
+        since_last_question(state["messages"])  # an empty task is an error
+        return [SystemMessage(WRITER), *state["messages"]]
+
     def critic(state: ReflectionState) -> list[AnyMessage]:
         examples = [part for text, critique in EXAMPLES.items() for part in (HumanMessage(text), AIMessage(critique))]
         return [SystemMessage(CRITIC), *examples, HumanMessage(review_request(state))]
@@ -123,7 +127,7 @@ def build_reflection(
 
     judge = llm.with_structured_output(VERDICT, include_raw=True)
     builder = StateGraph(ReflectionState)
-    builder.add_node("writer", _node(lambda state: [SystemMessage(WRITER), *state["messages"]], llm, begin))
+    builder.add_node("writer", _node(writer, llm, begin))
     builder.add_node("critic", _node(critic, llm, lambda state: {"critique": state["reply"].text.strip()}))
     builder.add_node("decider", _node(decider, judge, decide))
     builder.add_node("reviser", _node(reviser, llm, revise))

@@ -29,6 +29,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
+from lookahead_agent.agents.prompts import since_last_question
 from lookahead_agent.agents.templates import default_llm
 
 SAMPLER = """You answer a question. Think in short steps with a blank line between them. End with one line that has \
@@ -90,6 +91,7 @@ def build_self_consistency(
         raise ValueError("samples is at least 1")
 
     async def asampler(state: SelfConsistencyState, config: RunnableConfig) -> dict[str, Any]:
+        since_last_question(state["messages"])  # an empty question is an error
         messages = [SystemMessage(SAMPLER), *state["messages"]]
         # With one seed, all samples would be equal: each gets a seed of its own.
         seed = getattr(llm, "seed", None)

@@ -28,9 +28,11 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph.state import CompiledStateGraph
 
 from lookahead_agent.agents.middleware import standard_middleware
-from lookahead_agent.agents.prompts import describe_tools, result_blocks, since_last_question
+from lookahead_agent.agents.prompts import describe_tools, result_blocks
+from lookahead_agent.agents.run_record import messages_of_run
 from lookahead_agent.agents.templates import build_react, default_llm, template
 from lookahead_agent.agents.thinking import CallOrAnswerMiddleware
+from lookahead_agent.agents.turns import outcome
 
 SUPERVISOR = """You lead specialists who work on a question. Give the next task to the specialist who can do it: write \
 it so that it can be understood alone, with the names and values that it needs. Call "ready_to_answer" when the \
@@ -94,18 +96,18 @@ def build_supervisor(
         agent = build_react(llm, own_tools, saver, ask_before=to_approve, model_calls=model_calls, name=name)
 
         def agent_input(task: str, runtime: ToolRuntime) -> dict[str, Any]:
-            question, *findings = since_last_question(runtime.state["messages"])
+            question, *findings = messages_of_run(runtime.state)
             text = TASK.format(task=task, question=question.text, findings=result_blocks(findings))
             return {"messages": [HumanMessage(text)]}
 
-        def run(task: str, runtime: ToolRuntime) -> str:
-            return str(agent.invoke(agent_input(task, runtime))["messages"][-1].text)
+        def run(task: str, runtime: ToolRuntime) -> tuple[str, str | None]:
+            return outcome(agent.invoke(agent_input(task, runtime))["messages"])
 
-        async def arun(task: str, runtime: ToolRuntime) -> str:
-            return str((await agent.ainvoke(agent_input(task, runtime)))["messages"][-1].text)
+        async def arun(task: str, runtime: ToolRuntime) -> tuple[str, str | None]:
+            return outcome((await agent.ainvoke(agent_input(task, runtime)))["messages"])
 
         description = SPECIALIST.format(tools=describe_tools(own_tools))
-        return StructuredTool.from_function(run, arun, name, description)
+        return StructuredTool.from_function(run, arun, name, description, response_format="content_and_artifact")
 
     specialists = [specialist(name, own_tools) for name, own_tools in tools.items()]
     standard = standard_middleware(

@@ -67,6 +67,10 @@ class ConversionError(ModelError):
     """Packaged weights could not be converted to safetensors."""
 
 
+class ForeignCodeError(LookaheadError):
+    """A tool, verifier or server of the user raised an exception that would have ended the program or a task."""
+
+
 class EngineError(LookaheadError):
     """An engine failed during generation."""
 

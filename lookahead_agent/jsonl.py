@@ -21,6 +21,7 @@ from filelock import FileLock, Timeout
 from lookahead_agent.errors import ConfigurationError
 
 Row = dict[str, Any]
+_MAX_JSON = 64 << 20  # bytes of a file with one object; the weight map of the largest models has a tenth
 
 
 def append_line(file: FileIO, value: Any) -> None:
@@ -60,6 +61,21 @@ def read_value(line: str) -> Any:
         raise ValueError("nested too deeply") from error
 
 
+def read_object(file: Path) -> dict[str, Any]:
+    """Read a file with one JSON object, at most 64 MiB; raises ValueError, which says what is wrong, or OSError."""
+    if not file.is_file():  # a pipe would never end
+        raise ValueError("it is no file")
+    if file.stat().st_size > _MAX_JSON:
+        raise ValueError(f"it has more than {_MAX_JSON >> 20} MiB")
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError("it is no JSON object")
+    return value
+
+
 class RowFile:
     """Rows of results in a file that survives interruptions. The file may be missing; a compressed one is read-only."""
 
@@ -75,7 +91,7 @@ class RowFile:
         with ExitStack() as stack:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(FileLock(f"{self.path}.lock", timeout=0))
+                stack.enter_context(FileLock(f"{self.path}.lock", timeout=0, mode=0o600))
                 self.rows = list(_rows(self.path))
                 self.end_at_whole_line()
             except Timeout:

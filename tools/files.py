@@ -1,23 +1,32 @@
 """Read and write text files inside one folder, and nowhere else.
 
-Links are not followed. Only regular files are opened, so that no read blocks. Writes are atomic.
-`lookahead_agent.sandbox.working_folder` implements this.
+Links are not followed. Only regular files are opened, so that no read blocks. Writes are atomic. Names that programs of
+the user run, and names of secrets, are refused. `lookahead_agent.sandbox.working_folder` implements this.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from langchain_core.tools import BaseTool
 
 from lookahead_agent.agents.tool_use import MAX_RESULT_LENGTH, cut, make_tool
 from lookahead_agent.sandbox import working_folder
+from lookahead_agent.sandbox.protected_names import refuse_protected
 from lookahead_agent.sandbox.working_folder import read_regular
 
 _MAX_BYTES = 1 << 20
 
 
-def read_text(root: Path, name: str, first_line: int = 1, lines: int = 200, first_character: int = 1) -> str:
+def read_text(
+    root: Path,
+    name: str,
+    first_line: int = 1,
+    lines: int = 200,
+    first_character: int = 1,
+    allow: Collection[str] = (),
+) -> str:
     """Read some lines of a file, at most 50,000 characters.
 
     Args:
@@ -26,11 +35,13 @@ def read_text(root: Path, name: str, first_line: int = 1, lines: int = 200, firs
         first_line: Number of the first line, from 1.
         lines: Maximum number of lines.
         first_character: First character of the first line, from 1.
+        allow: See `make_file_tools`.
 
     Raises:
-        ValueError: There is no such text file, it is outside or behind a link, it is too long, or it cannot be read
-            now. The message says which.
+        ValueError: There is no such text file, its name is protected, it is outside or behind a link, it is too long,
+            or it cannot be read now. The message says which.
     """
+    refuse_protected(name, allow, writing=False)
     with working_folder.open_parent(root, name) as (parent, basename):
         try:
             data = read_regular(basename, _MAX_BYTES, parent)
@@ -61,27 +72,33 @@ def read_text(root: Path, name: str, first_line: int = 1, lines: int = 200, firs
     return cut(shown, f"read on from first_line={line}, first_character={character}", len(kept))
 
 
-def write_text(root: Path, name: str, text: str) -> str:
+def write_text(root: Path, name: str, text: str, allow: Collection[str] = ()) -> str:
     """Write a file, replacing an existing one.
 
     Args:
         root: The working folder.
         name: Path of the file inside it; missing folders are created.
         text: Content of the file.
+        allow: See `make_file_tools`.
 
     Raises:
-        ValueError: The path is outside or behind a link, or names no regular file; the text is too long; or the file
-            cannot be written now. The message says which.
+        ValueError: The name is protected; the path is outside or behind a link, or names no regular file; the text is
+            too long; or the file cannot be written now. The message says which.
     """
     data = text.encode(errors="replace")
     if len(data) > _MAX_BYTES:
         raise ValueError(f"the text is longer than {_MAX_BYTES} bytes")
-    working_folder.replace_file(root, name, data)
+    working_folder.replace_file(root, name, data, allow)
     return f"wrote {len(data)} bytes to {name}"
 
 
-def make_file_tools(root: str | Path) -> tuple[BaseTool, BaseTool]:
+def make_file_tools(root: str | Path, allow: Collection[str] = ()) -> tuple[BaseTool, BaseTool]:
     """Create the tools `read_file` and `write_file` for one folder.
+
+    Args:
+        root: The working folder.
+        allow: Protected names of files and folders that the tools may use all the same, such as `Makefile` or
+            `.github`; `*` stands for any characters. docs/reference/tools.md lists protected names.
 
     Raises:
         ValueError: The folder does not exist or cannot be opened.
@@ -97,11 +114,11 @@ def make_file_tools(root: str | Path) -> tuple[BaseTool, BaseTool]:
     @make_tool(rest="read from a later line", read_only=True)
     def read_file(name: str, first_line: int = 1, first_character: int = 1) -> str:
         """Read a text file of the working folder, up to 200 lines from a line (and a character of it) on."""
-        return read_text(base, name, first_line, first_character=first_character)
+        return read_text(base, name, first_line, first_character=first_character, allow=allow)
 
     @make_tool(rest="the text is written", read_only=False)
     def write_file(name: str, text: str) -> str:
         """Write a text file in the working folder, in place of one of that name."""
-        return write_text(base, name, text)
+        return write_text(base, name, text, allow)
 
     return read_file, write_file

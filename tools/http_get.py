@@ -23,6 +23,8 @@ from lookahead_agent.agents.tool_use import MAX_RESULT_LENGTH, cut, make_tool
 from lookahead_agent.engines import background
 
 _MAX_REDIRECTS = 5
+# Fetching has an event loop of its own: it delays no reply.
+_loop = background.LoopThread("lookahead-agent-http")
 _DEFAULT_PORTS = frozenset({80, 443})
 # Global unicast IPv6 addresses. Addresses outside are local or embed IPv4 addresses.
 _GLOBAL_IPV6 = ipaddress.IPv6Network("2000::/3")
@@ -113,7 +115,7 @@ def fetch(
     limits = limits or HttpLimits()
     patterns = [_AllowedHosts.parse(name) for name in allowed]
     try:
-        page = background.run(_page(httpx.URL(url), patterns, limits, resolving, public or is_public, transport))
+        page = _loop.run(_page(httpx.URL(url), patterns, limits, resolving, public or is_public, transport))
     except (httpx.InvalidURL, UnicodeError) as error:
         raise ValueError(f"this is no address: {error}") from error
     except OSError as error:

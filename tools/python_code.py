@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from langchain_core.tools import BaseTool
@@ -35,6 +35,7 @@ def run_python(
     isolation: Isolation = "auto",
     folder: str | Path | None = None,
     packages: Sequence[str] | None = None,
+    allow: Collection[str] = (),
 ) -> str:
     """Run code and return its output.
 
@@ -44,6 +45,7 @@ def run_python(
         isolation: The sandbox backend; "none" is no sandbox at all, see `Isolation`.
         folder: The folder that the code works in, see `make_python_tool`.
         packages: Packages that the code may import besides the standard library, see `make_python_tool`.
+        allow: Protected names that the code may use, see `make_python_tool`.
 
     Raises:
         ConfigurationError: A package is not installed.
@@ -51,7 +53,7 @@ def run_python(
         IsolationError: No such backend works here, and the message says what to install; or no process could be
             started.
     """
-    return _run(code, limits, isolation, None if folder is None else Path(folder), _importable(packages))
+    return _run(code, limits, isolation, None if folder is None else Path(folder), _importable(packages), allow)
 
 
 def make_python_tool(
@@ -59,17 +61,19 @@ def make_python_tool(
     isolation: Isolation = "auto",
     folder: str | Path | None = None,
     packages: Sequence[str] | None = None,
+    allow: Collection[str] = (),
 ) -> BaseTool:
     """Create a tool with limits and a sandbox of its own, whose description names the backend and the files.
 
     Args:
         limits: Limits of each run.
         isolation: See `run_python`.
-        folder: The folder of `make_file_tools`. The code gets a copy of its regular files, without names that begin
-            with a dot. Changes are written back if the code ends without an error. Under "landlock" it reads the folder
-            itself and writes nothing. None: an empty folder.
+        folder: The folder of `make_file_tools`. The code gets a copy of its regular files, without secrets. Changes
+            are written back if the code ends without an error, except those of protected names. Under "landlock" the
+            code writes nothing. None: an empty folder.
         packages: Names of installed packages that the code may import, with their dependencies; it can read their
             files. None: numpy and pandas, if they are installed.
+        allow: Protected names that the code may use all the same, see `make_file_tools`.
 
     Raises:
         ConfigurationError: A package is not installed.
@@ -81,7 +85,7 @@ def make_python_tool(
         raise ValueError(f"there is no folder {base.name}")
     importable = _importable(packages)
     package_files(*importable)
-    return _tool(limits, choose(isolation), base, importable)
+    return _tool(limits, choose(isolation), base, importable, allow)
 
 
 def _importable(packages: Sequence[str] | None) -> tuple[str, ...]:
@@ -95,6 +99,7 @@ def _tool(
     isolation: Isolation,
     folder: Path | None = None,
     packages: Sequence[str] = (),
+    allow: Collection[str] = (),
 ) -> BaseTool:
     isolation_notes = {
         "auto": "There is nothing here to isolate it with.",
@@ -104,7 +109,7 @@ def _tool(
     note = isolation_notes.get(isolation, f"It is isolated by {isolation}.")
     files = "It has no files: write the data into the code."
     if folder is not None:
-        names = sorted(map(printable, copy_files(folder, (limits or PythonLimits()).files)))
+        names = sorted(map(printable, copy_files(folder, (limits or PythonLimits()).files, allow)))
         more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         files = f"It works in the folder with the files {', '.join(names[:_SHOWN])}{more}: open them by these names."
         if not names:
@@ -116,7 +121,7 @@ def _tool(
 
     @make_tool(description=description, rest="print less", read_only=False)
     def python(code: str) -> str:
-        return _run(code, limits, isolation, folder, packages) or "(nothing was printed: use print())"
+        return _run(code, limits, isolation, folder, packages, allow) or "(nothing was printed: use print())"
 
     return python
 
@@ -127,9 +132,10 @@ def _run(
     isolation: Isolation,
     folder: Path | None,
     packages: Sequence[str],
+    allow: Collection[str],
 ) -> str:
     try:
-        return run_isolated(code, limits, isolation, folder, packages)
+        return run_isolated(code, limits, isolation, folder, packages, allow)
     except ValueError as error:
         if (missing := _MISSING.search(str(error))) is None:
             raise

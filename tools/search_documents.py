@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ _MAX_QUESTION_LENGTH = 10_000
 _MAX_BYTES = 20 << 20
 _PDF_MEMORY = 512 << 20
 _PDF_TEXT = 16 << 20
+_PASSAGE_OVERHEAD = 200
 # The constant k of reciprocal rank fusion: a larger k gives the first ranks less weight.
 _RRF_K = 60
 
@@ -48,10 +50,16 @@ class SearchLimits:
     Attributes:
         documents: Maximum number of documents.
         pdf_seconds: Timeout of one PDF.
+        seconds: Timeout of reading all documents.
+        passages: Maximum number of passages of one document.
+        size: Maximum number of characters of all passages; each counts 200 more, for its place in the index.
     """
 
     documents: int = 10_000
     pdf_seconds: float = 20.0
+    seconds: float = 600.0
+    passages: int = 20_000
+    size: int = 100 << 20
 
 
 @dataclass(frozen=True)
@@ -89,11 +97,7 @@ class DocumentIndex:
             raise ValueError(f"the folder {Path(folder).name} cannot be opened: {error}") from None
         if not exists:
             raise ValueError(f"there is no folder {root.name}")
-        self.passages = [
-            passage
-            for path in _documents(root, limits.documents)
-            for passage in _passages(root, path, limits.pdf_seconds)
-        ]
+        self.passages = list(_read_folder(root, limits))
         if not self.passages:
             raise ValueError(f"{root.name} has no documents: text, Markdown or PDF files")
         import bm25s
@@ -171,6 +175,26 @@ def _tokens(texts: list[str]) -> Any:
     import bm25s
 
     return bm25s.tokenize(texts, stopwords="en", show_progress=False)
+
+
+def _read_folder(root: Path, limits: SearchLimits) -> Iterator[Passage]:
+    """Yield the passages of all documents within the limits; the log names what is left out."""
+    end, room = time.monotonic() + limits.seconds, limits.size
+    for path in _documents(root, limits.documents):
+        if (seconds := end - time.monotonic()) <= 0:
+            logger.warning(
+                "%s takes more than %g s to read: %s and what follows is left out", root.name, limits.seconds, path.name
+            )
+            return
+        for number, passage in enumerate(_passages(root, path, min(seconds, limits.pdf_seconds))):
+            room -= len(passage.text) + _PASSAGE_OVERHEAD
+            if room < 0:
+                logger.warning("%s has too much text: %s and what follows is left out", root.name, passage.source)
+                return
+            if number == limits.passages:
+                logger.warning("%s has more than %d passages: the others are left out", passage.source, number)
+                break
+            yield passage
 
 
 def _documents(root: Path, limit: int) -> Iterator[Path]:

@@ -7,8 +7,10 @@ slow function of SQLite.
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +24,7 @@ _MEMORY = 64 << 20
 _NOTICES = 300
 _MAX_OUTPUT = 4 << 20
 _REST = "select fewer columns, or parts of them with substr()"
+_MAX_COPY = 256 << 20
 # Seconds to start the process, besides the statement's timeout.
 _START_SECONDS = 10.0
 
@@ -92,6 +95,38 @@ def _run_worker(database: Path, statement: str | None, limits: SqlLimits) -> str
         raise ValueError(f"the database {database.name} cannot be opened: {error}") from None
     if not exists:
         raise ValueError(f"there is no database {database.name}")
+    if _has_unread_log(path):
+        return _on_a_copy(path, statement, limits)
+    return _ask(path, statement, limits)
+
+
+def _has_unread_log(path: Path) -> bool:
+    """Whether a write-ahead log is left over that no process reads: SQLite would create files beside it to read it."""
+    log = Path(f"{path}-wal")
+    return log.exists() and log.stat().st_size > 0 and not Path(f"{path}-shm").exists()
+
+
+def _on_a_copy(path: Path, statement: str | None, limits: SqlLimits) -> str:
+    """Run a statement on a copy of a database and its log, in a folder for temporary files."""
+    log = Path(f"{path}-wal")
+    try:
+        if path.stat().st_size + log.stat().st_size > _MAX_COPY:
+            raise ValueError(
+                f"{path.name} has changes in {log.name}, which no program has finished, and is too large to copy: "
+                f"open it once with the program that wrote it, or with sqlite3 {path.name} .tables"
+            )
+        with tempfile.TemporaryDirectory(prefix="lookahead-sql-") as folder:
+            copy = Path(folder, "database")
+            shutil.copyfile(path, copy)
+            shutil.copyfile(log, f"{copy}-wal")
+            # SQLite reads a log through this file, and builds it if it is empty.
+            Path(f"{copy}-shm").touch()
+            return _ask(copy, statement, limits)
+    except OSError as error:
+        raise ValueError(f"{path.name} cannot be copied to read its log: {error.strerror}") from error
+
+
+def _ask(path: Path, statement: str | None, limits: SqlLimits) -> str:
     request = {
         "database": str(path),
         "statement": statement,

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import aclosing, closing, suppress
 from contextvars import copy_context
+from inspect import Parameter, signature
 from typing import Any, cast
 
 from langchain.agents.middleware import ModelResponse, ToolCallRequest
@@ -17,6 +18,7 @@ from lookahead_agent.agents.planning import PlanMiddleware
 from lookahead_agent.agents.plans import parse_plan, plan_call
 from lookahead_agent.agents.prompts import lookahead_settings
 from lookahead_agent.agents.tool_results import ToolResultMiddleware
+from lookahead_agent.agents.tool_use import contained, error_text, is_read_only
 from lookahead_agent.agents.turns import AsyncHandler, Handler, ModelCall
 
 MAX_CALLS = 8  # Maximum number of concurrent early calls
@@ -25,8 +27,9 @@ MAX_CALLS = 8  # Maximum number of concurrent early calls
 class EarlyCallMiddleware(PlanMiddleware):
     """`PlanMiddleware` that streams the planner's reply and starts calls as soon as their lines are complete.
 
-    Early calls run the tools directly, past the agent's tool node and the caller's `wrap_tool_call` middleware. The
-    tool node repeats an early call that fails or interrupts to ask a person. Tools in `later` never start early.
+    Only tools that say `metadata={"readOnlyHint": True}` start early, and none in `later`. Early calls run the tools
+    directly, past the agent's tool node and the caller's `wrap_tool_call` middleware. A failure is the call's result.
+    The tool node repeats an early call that interrupts to ask a person.
     """
 
     def __init__(self, tools: Sequence[BaseTool], *, later: Collection[str] = (), **more: Any) -> None:
@@ -34,7 +37,8 @@ class EarlyCallMiddleware(PlanMiddleware):
         self.early = {
             name: tool
             for name, tool in self.by_name.items()
-            if name not in later and (tool.metadata or {}).get("readOnlyHint") is not False and not _is_injected(tool)
+            # The tool node ends the run after a tool with `return_direct`.
+            if is_read_only(tool) and name not in later and not tool.return_direct and not _is_injected(tool)
         }
 
     def ask(self, model_call: ModelCall, handler: Handler) -> ModelResponse[Any]:
@@ -49,7 +53,12 @@ class EarlyCallMiddleware(PlanMiddleware):
                 futures.add(threads.submit(copy_context().run, run, request))
 
         def invoke(request: ToolCallRequest) -> Any:
-            return cast(BaseTool, request.tool).invoke(request.tool_call)
+            try:
+                return contained(cast(BaseTool, request.tool), asynchronous=False).invoke(request.tool_call)
+            except GraphBubbleUp:
+                raise
+            except Exception as error:
+                return _failure(request, error)
 
         def run(request: ToolCallRequest) -> None:
             with suppress(GraphBubbleUp):  # it asks a person: the tool node repeats the call
@@ -65,6 +74,8 @@ class EarlyCallMiddleware(PlanMiddleware):
             start(complete=True)
             while any(not future.done() for future in list(futures)):
                 wait(list(futures))
+            for future in futures:
+                future.result()  # raises what is no failure of the tool
         return ModelResponse(result=early.messages())
 
     async def aask(self, model_call: ModelCall, handler: AsyncHandler) -> ModelResponse[Any]:
@@ -78,7 +89,12 @@ class EarlyCallMiddleware(PlanMiddleware):
                 tasks.add(asyncio.create_task(run(request)))
 
         async def ainvoke(request: ToolCallRequest) -> Any:
-            return await cast(BaseTool, request.tool).ainvoke(request.tool_call)
+            try:
+                return await contained(cast(BaseTool, request.tool), asynchronous=True).ainvoke(request.tool_call)
+            except GraphBubbleUp:
+                raise
+            except Exception as error:
+                return _failure(request, error)
 
         async def run(request: ToolCallRequest) -> None:
             with suppress(GraphBubbleUp):
@@ -96,6 +112,8 @@ class EarlyCallMiddleware(PlanMiddleware):
             start(complete=True)
             while any(not task.done() for task in list(tasks)):
                 await asyncio.wait(list(tasks))
+            for task in tasks:
+                task.result()
         finally:
             for task in tasks:
                 task.cancel()
@@ -103,8 +121,13 @@ class EarlyCallMiddleware(PlanMiddleware):
         return ModelResponse(result=early.messages())
 
 
+def _failure(request: ToolCallRequest, error: Exception) -> ToolMessage:
+    call = request.tool_call
+    return ToolMessage(error_text(error), tool_call_id=call["id"], name=call["name"], status="error")
+
+
 class _PlanCalls:
-    """The calls of a plan that can start, and the results of successful calls."""
+    """The calls of a plan that can start, and their results."""
 
     def __init__(self, middleware: EarlyCallMiddleware, model_call: ModelCall) -> None:
         assert model_call.plan is not None
@@ -123,14 +146,14 @@ class _PlanCalls:
             self._reply += chunk
 
     def record(self, result: Any) -> None:
-        """Store a result; the tool node repeats a failed call."""
-        if isinstance(result, ToolMessage) and result.status != "error":
+        """Store a result, also that of a failed call."""
+        if isinstance(result, ToolMessage):
             with self._lock:
                 numbers = {call["id"]: number for number, call in self._calls.items()}
                 self._results[numbers[result.tool_call_id]] = result
 
     def messages(self) -> list[BaseMessage]:
-        """Return the reply, and the successful calls with their results."""
+        """Return the reply, and the calls with their results."""
         reply = AIMessage(**self._reply.model_dump(exclude={"type", "tool_call_chunks", "chunk_position"}))
         numbers = sorted(self._results)
         if not numbers:
@@ -143,7 +166,7 @@ class _PlanCalls:
         with self._lock:
             text = str(self._reply.text)
             lines = parse_plan(text if complete else text[: text.rfind("\n") + 1], self._middleware.by_name)
-            results = {number: message.text for number, message in self._results.items()}
+            results = {number: message.text for number, message in self._results.items() if message.status != "error"}
             requests: list[ToolCallRequest] = []
             for line in lines:
                 tool = self._middleware.early.get(line.tool or "")
@@ -151,6 +174,8 @@ class _PlanCalls:
                     break  # later lines wait for a line that may write
                 if line.number in self._calls or not line.references <= results.keys():
                     continue
+                if not complete and line.highest_reference >= line.number:
+                    continue  # the result of a line that is not yet written, or an amount of money
                 if (arguments := line.filled(results)) is not None:
                     call = plan_call(self._plan, line.number, tool.name, arguments)
                     self._calls[line.number] = call
@@ -161,4 +186,9 @@ class _PlanCalls:
 
 def _is_injected(tool: BaseTool) -> bool:
     """Whether the tool takes arguments that only the agent's tool node injects, such as its runtime."""
+    if isinstance(tool.args_schema, dict):  # as of MCP's tools: only the function says what it takes
+        function = getattr(tool, "func", None) or getattr(tool, "coroutine", None) or tool._run
+        variadic = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+        taken = {name for name, entry in signature(function).parameters.items() if entry.kind not in variadic}
+        return bool(taken - {*tool.args, "config", "callbacks", "run_manager"})
     return bool(set(getattr(tool.get_input_schema(), "model_fields", ())) - set(tool.args))

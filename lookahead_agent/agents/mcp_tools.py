@@ -11,16 +11,17 @@ import json
 import logging
 import os
 import re
-import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, asynccontextmanager, closing, contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, TextIO, cast
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from langchain_core.tools import BaseTool, ToolException
-from pydantic import BaseModel, Field, ValidationError
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
 
+from lookahead_agent.agents.tool_schemas import check_tool_schema, misfit
 from lookahead_agent.agents.tool_use import cut
 from lookahead_agent.errors import ConfigurationError, extra_imports, validation_message
 
@@ -29,12 +30,19 @@ if TYPE_CHECKING:
     from mcp.client.client import Client
     from mcp.types import Tool
 
+    from lookahead_agent.agents.mcp_transports import Program
+
 logger = logging.getLogger(__name__)
 
-_VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+# A default has no further variable in it, so that a text of many "${" is read in linear time.
+_VARIABLE = re.compile(r"\$\{(\w+)(?::-((?:(?!\$\{)[^}])*))?\}")
 _START_TIMEOUT = 30.0  # Seconds for a server to start and to list its tools
 _TIMEOUT = 120.0  # Seconds for a call
-_STDERR_LENGTH = 500
+_REST = "ask for less at once"
+_MAX_TOOLS = 1_000  # Of one server
+_MAX_PAGES = 100
+_MAX_NAME_LENGTH = 128  # As MCP has it
+_MAX_DESCRIPTION_LENGTH = 10_000
 
 
 class McpServer(BaseModel):
@@ -90,55 +98,76 @@ def _variable(match: re.Match[str]) -> str:
 
 
 @contextmanager
-def open_mcp_tools(servers: Mapping[str, McpServer]) -> Iterator[list[tuple[str, BaseTool]]]:
+def open_mcp_tools(
+    servers: Mapping[str, McpServer], *, start_seconds: float | None = None, seconds: float | None = None
+) -> Iterator[list[tuple[str, BaseTool]]]:
     """Connect to servers, and close the connections at the end.
 
     Yields the tools, each with its server's name; their metadata are MCP's annotations, such as `readOnlyHint`. The
     tools work in `invoke`, and in `ainvoke` of any event loop. A call to a server that has exited returns an error.
 
+    Args:
+        servers: The servers by name.
+        start_seconds: Timeout for a server to start, and again to list its tools; None: 30.
+        seconds: Timeout of a call; None: 120.
+
     Raises:
         MissingExtraError: `mcp` is not installed.
-        ConfigurationError: A server does not start, or does not answer within 30 s.
+        ConfigurationError: A server does not start, does not answer in time, or has a tool that cannot be used.
     """
+    starting = _START_TIMEOUT if start_seconds is None else start_seconds
+    calling = _TIMEOUT if seconds is None else seconds
     with extra_imports("MCP servers need mcp 2: pip install 'lookahead-agent[mcp]'"):
         from anyio.from_thread import start_blocking_portal
         from mcp.client.client import Client
+
+        from lookahead_agent.agents.mcp_transports import Program
     # `closing` hides the caller's exception from the stack: task groups would wrap it.
     with closing(ExitStack()) as stack:
-        portal = stack.enter_context(start_blocking_portal(name="lookahead-agent-mcp"))
         tools: list[tuple[str, BaseTool]] = []
         for name, server in servers.items():
-            errors = stack.enter_context(tempfile.TemporaryFile("w+", errors="replace"))  # noqa: SIM115
+            # Each server has an event loop of its own: a message that takes long to read delays no other server.
+            portal = stack.enter_context(start_blocking_portal(name=f"lookahead-agent-mcp-{name}"))
+            program = None
+            if server.command is not None:
+                program = Program([server.command, *server.args], server.env, server.cwd)
             try:
-                connection = portal.wrap_async_context_manager(_connect(Client, server, errors))
+                connection = portal.wrap_async_context_manager(_connect(Client, server, program, starting, calling))
                 client = connection.__enter__()
                 stack.callback(_close, connection, name)
-                listed = portal.call(_list_tools, client)
+                listed = portal.call(_list_tools, client, starting)
+            except TimeoutError as error:
+                raise ConfigurationError(
+                    f"the MCP server {name!r} does not work: it did not answer within {starting:g} s"
+                ) from error
             except Exception as error:
-                raise ConfigurationError(f"the MCP server {name!r} does not work: {_problem(error, errors)}") from error
-            tools += [(name, _as_langchain_tool(portal, client, name, tool)) for tool in listed]
+                raise ConfigurationError(
+                    f"the MCP server {name!r} does not work: {_problem(error, program)}"
+                ) from error
+            tools += [(name, _as_langchain_tool(portal, client, program, name, tool)) for tool in listed]
         yield tools
 
 
 @asynccontextmanager
-async def _connect(client: type[Client], server: McpServer, errors: IO[str]) -> AsyncIterator[Client]:
+async def _connect(
+    client: type[Client], server: McpServer, program: Program | None, start_seconds: float, seconds: float
+) -> AsyncIterator[Client]:
     from mcp.client.sse import sse_client
-    from mcp.client.stdio import StdioServerParameters, stdio_client
     from mcp.client.streamable_http import streamable_http_client
-    from mcp.shared._httpx_utils import create_mcp_http_client
+
+    from lookahead_agent.agents.mcp_transports import MAX_MESSAGE, create_http_client
 
     async with AsyncExitStack() as stack:
         transport: Any
-        if server.command is not None:
-            program = StdioServerParameters(command=server.command, args=server.args, env=server.env, cwd=server.cwd)
-            transport = stdio_client(program, cast("TextIO", errors))
+        if program is not None:
+            transport = program.run()
         elif server.type == "sse":
-            transport = sse_client(server.url or "", headers=server.headers)
+            transport = sse_client(server.url or "", headers=server.headers, httpx_client_factory=create_http_client)
         else:
-            http = await stack.enter_async_context(create_mcp_http_client(headers=server.headers))
-            transport = streamable_http_client(server.url or "", http_client=http)
-        async with asyncio.timeout(_START_TIMEOUT):
-            connection = await stack.enter_async_context(client(transport, read_timeout_seconds=_TIMEOUT, cache=None))
+            http = await stack.enter_async_context(create_http_client(headers=server.headers))
+            transport = streamable_http_client(server.url or "", http_client=http, max_sse_event_size=MAX_MESSAGE)
+        async with asyncio.timeout(start_seconds):
+            connection = await stack.enter_async_context(client(transport, read_timeout_seconds=seconds, cache=None))
         yield connection
 
 
@@ -149,43 +178,73 @@ def _close(connection: AbstractContextManager[Client], server: str) -> None:
         logger.info("the connection to the MCP server %s had ended: %s", server, _problem(error))
 
 
-async def _list_tools(client: Client) -> list[Tool]:
-    """List all tools of a server, page by page."""
+async def _list_tools(client: Client, seconds: float) -> list[Tool]:
+    """List all tools of a server, page by page. Raises ValueError if there are too many."""
     tools: list[Tool] = []
-    async with asyncio.timeout(_START_TIMEOUT):
-        page = await client.list_tools()
-        tools += page.tools
-        while page.next_cursor is not None:
-            page = await client.list_tools(cursor=page.next_cursor)
+    cursor = None
+    async with asyncio.timeout(seconds):
+        for _ in range(_MAX_PAGES):
+            page = await client.list_tools(cursor=cursor)
             tools += page.tools
-    return tools
+            if len(tools) > _MAX_TOOLS:
+                raise ValueError(f"it has more than {_MAX_TOOLS:,} tools")
+            if (cursor := page.next_cursor) is None:
+                return tools
+    raise ValueError(f"its list of tools has more than {_MAX_PAGES} pages")
 
 
 class _McpTool(BaseTool):
     begin: Callable[[dict[str, Any]], Future[str]] = Field(exclude=True, repr=False)
     """Starts a call in the connection's own event loop."""
 
+    @model_validator(mode="after")
+    def _check_schema(self) -> Self:
+        if isinstance(self.args_schema, dict):
+            check_tool_schema(self.args_schema)
+        return self
+
     # All parameters are positional-only or variadic, because a server's arguments may have any name.
     def _run(self, /, **arguments: Any) -> str:
-        return self.begin(arguments).result()
+        future = self.begin(arguments)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
 
     async def _arun(self, /, **arguments: Any) -> str:
         return await asyncio.wrap_future(self.begin(arguments))
 
 
-def _as_langchain_tool(portal: BlockingPortal, client: Client, server: str, tool: Tool) -> BaseTool:
+def _as_langchain_tool(
+    portal: BlockingPortal, client: Client, program: Program | None, server: str, tool: Tool
+) -> BaseTool:
+    from mcp.types import CallToolRequest, CallToolRequestParams, CallToolResult, InputRequiredResult
+
+    answer: TypeAdapter[CallToolResult | InputRequiredResult] = TypeAdapter(CallToolResult | InputRequiredResult)
+
     async def call(arguments: dict[str, Any]) -> str:
+        request = CallToolRequest(params=CallToolRequestParams(name=tool.name, arguments=arguments))
         try:
-            result = await client.call_tool(tool.name, arguments)
+            json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()  # a lone surrogate ends the connection
+            # `Client.call_tool` would check the result with the server's regular expressions, which may take hours.
+            result = await client.session.send_request(request, answer)
         except Exception as error:
-            raise ToolException(f"the MCP server {server!r} did not carry out the call: {_problem(error)}") from error
+            if _is_unreadable(error):
+                return f"{_carried_out(server)} its result cannot be read: {_problem(error)}"
+            limit = f": {program.problem}" if program is not None and program.problem else ""
+            raise ToolException(f"{_explain_failure(error, server)}{limit}") from error
+        if isinstance(result, InputRequiredResult):
+            raise ToolException(f"the MCP server {server!r} asks for input, which calls from here cannot give")
         text = "\n".join(map(_text, result.content))
         if not text and result.structured_content is not None:
             text = json.dumps(result.structured_content, ensure_ascii=False)
-        text = cut(text, "ask for less at once")
         if result.is_error:
-            raise ToolException(text or "the tool failed and did not say why")
-        return text
+            raise ToolException(cut(text, _REST) or "the tool failed and did not say why")
+        problem = misfit(result.structured_content, tool.output_schema)
+        if problem is not None:
+            text = f"{_carried_out(server)} its result does not fit the tool's output schema: {problem}\n{text}"
+        return cut(text, _REST)
 
     def begin(arguments: dict[str, Any]) -> Future[str]:
         try:
@@ -193,14 +252,47 @@ def _as_langchain_tool(portal: BlockingPortal, client: Client, server: str, tool
         except RuntimeError:
             raise ToolException(f"the connection to the MCP server {server!r} is closed") from None
 
-    return _McpTool(
-        name=re.sub(r"[^A-Za-z0-9_-]", "_", tool.name),
-        description=tool.description or tool.title or tool.name,
-        args_schema={"properties": {}, **tool.input_schema},
-        begin=begin,
-        metadata=tool.annotations.model_dump(by_alias=True, exclude_none=True) if tool.annotations else {},
-        handle_tool_error=True,
+    invalid = f"the MCP server {server!r} has an invalid tool {tool.name[:100]!r}"
+    if not 0 < len(tool.name) <= _MAX_NAME_LENGTH:
+        raise ConfigurationError(f"{invalid}: a name has 1 to {_MAX_NAME_LENGTH} characters")
+    description = "".join(
+        char if char.isprintable() or char == "\n" else " " for char in tool.description or tool.title or tool.name
     )
+    try:
+        created = _McpTool(
+            name=re.sub(r"[^A-Za-z0-9_-]", "_", tool.name),
+            description=cut(description, "the rest is left out", _MAX_DESCRIPTION_LENGTH),
+            args_schema={"properties": {}, **tool.input_schema},
+            begin=begin,
+            metadata=tool.annotations.model_dump(by_alias=True, exclude_none=True) if tool.annotations else {},
+            handle_tool_error=True,
+        )
+        convert_to_openai_tool(created)
+    except Exception as error:  # LangChain resolves fewer references than JSON has
+        raise ConfigurationError(f"{invalid}: {_problem(error).removeprefix('Value error, ')[:300]}") from error
+    return created
+
+
+def _carried_out(server: str) -> str:
+    return f"the MCP server {server!r} has carried out the call, which need not be repeated, but"
+
+
+def _is_unreadable(error: Exception) -> bool:
+    """Whether a server answered the call with a result that cannot be read."""
+    from mcp.shared.exceptions import MCPError
+    from mcp.types import PARSE_ERROR
+
+    return isinstance(error, ValidationError) or (isinstance(error, MCPError) and error.code == PARSE_ERROR)
+
+
+def _explain_failure(error: Exception, server: str) -> str:
+    """Say whether a call that has no result may have been carried out."""
+    from mcp.shared.exceptions import MCPError
+    from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT
+
+    if isinstance(error, MCPError) and error.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT):
+        return f"the MCP server {server!r} gave no result, and may have carried out the call: {_problem(error)}"
+    return f"the MCP server {server!r} did not carry out the call: {_problem(error)}"
 
 
 def _text(block: Any) -> str:
@@ -214,13 +306,10 @@ def _text(block: Any) -> str:
     return f"({block.type} of the type {getattr(block, 'mime_type', None) or 'unknown'}, which is not shown)"
 
 
-def _problem(error: BaseException, errors: IO[str] | None = None) -> str:
-    """Describe an error on one line, with the end of the server's stderr."""
+def _problem(error: BaseException, program: Program | None = None) -> str:
+    """Describe an error on one line, with what its program wrote about it."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    message = f"it did not answer within {_START_TIMEOUT:g} s" if isinstance(error, TimeoutError) else str(error)
-    parts = [message or type(error).__name__]
-    if errors is not None:
-        errors.seek(0)
-        parts += [" ".join(errors.read()[-_STDERR_LENGTH:].split())]
-    return ": ".join(filter(None, parts))
+    message = validation_message(error) if isinstance(error, ValidationError) else str(error)
+    parts = [" ".join(message.split()) or type(error).__name__, program.explain() if program is not None else ""]
+    return ": ".join(part[:500].encode(errors="replace").decode() for part in parts if part)

@@ -13,7 +13,10 @@ from lookahead_agent.trace.recorder import replies
 
 
 class NodeMetrics(BaseCallbackHandler):
-    """Sums the metadata of `ChatLookahead`'s replies by node: `graph.invoke(..., {"callbacks": [NodeMetrics()]})`."""
+    """Sums the metadata of `ChatLookahead`'s replies by node: `graph.invoke(..., {"callbacks": [NodeMetrics()]})`.
+
+    Replies from LangChain's cache count nothing, because no engine wrote them.
+    """
 
     def __init__(self) -> None:
         self._nodes: dict[str | None, dict[str, Any]] = {}

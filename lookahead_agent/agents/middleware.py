@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from langchain.agents.middleware import (
     AgentMiddleware,
@@ -13,13 +13,15 @@ from langchain.agents.middleware import (
     ToolRetryMiddleware,
     hook_config,
 )
+from langchain.agents.middleware.types import PrivateStateAttr
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AnyMessage, ToolMessage
 from langchain_core.tools import BaseTool
 
 from lookahead_agent.agents.prompts import lookahead_settings
+from lookahead_agent.agents.run_record import ContainedToolMiddleware, RunRecordMiddleware, contain_middleware
 from lookahead_agent.agents.tool_results import FitContextMiddleware, ToolResultMiddleware
-from lookahead_agent.agents.tool_use import error_text
+from lookahead_agent.agents.tool_use import error_text, is_read_only
 from lookahead_agent.agents.turns import FINISHER, MODEL_CALLS, FinalAnswerMiddleware, ModelCall, Turn, TurnMiddleware
 from lookahead_agent.generation.tool_calls import invalid_call_messages
 from lookahead_agent.policy import PolicyLike, as_policy
@@ -38,9 +40,10 @@ def standard_middleware(
 ) -> list[AgentMiddleware[Any, Any, Any]]:
     """Return the middleware that every agent with tools needs, the outermost first; an agent's own flow follows it.
 
-    The model sees errors of tools with the tool's arguments. Lost connections are retried. Results are truncated to fit
-    into the context. Invalid tool calls are explained to the model. A person must approve calls of `ask_before`. A run
-    ends with an answer, even at a limit: see `FinalAnswerMiddleware`.
+    The model sees errors of tools with the tool's arguments. A lost connection is retried for tools that only read
+    (`metadata={"readOnlyHint": True}`). Results are truncated to fit into the context. Invalid tool calls are explained
+    to the model. A person must approve calls of `ask_before`. A run ends with an answer, even at a limit: see
+    `FinalAnswerMiddleware`.
 
     Args:
         llm: The agent's model.
@@ -49,7 +52,7 @@ def standard_middleware(
         ask_before: Names of tools before which the graph stops, by LangChain's `HumanInTheLoopMiddleware`. It resumes
             with `Command(resume={"decisions": [{"type": "approve"}]})`; needs a checkpointer.
         middleware: The caller's own, which sees errors as tools raise them, and encloses the agent's flow. It replaces
-            standard middleware of the same name.
+            standard middleware of the same name. `SystemExit` and the like in its hooks end the run with an error.
         node: Label of the model's turns.
         finisher: Label of the last turn.
         finisher_prompt: System prompt of the last turn.
@@ -59,13 +62,16 @@ def standard_middleware(
     """
     if unknown := sorted(set(ask_before) - {tool.name for tool in tools}):
         raise ValueError(f"ask_before names tools that there are not: {', '.join(unknown)}")
+    for entry in middleware:
+        contain_middleware(entry)
     is_lookahead = bool(lookahead_settings(llm, node=node))
-    repeatable: list[BaseTool | str] = [tool for tool in tools if tool.name not in ask_before]
+    repeatable: list[BaseTool | str] = [tool for tool in tools if is_read_only(tool) and tool.name not in ask_before]
     standard: list[AgentMiddleware[Any, Any, Any]] = [
         ToolResultMiddleware(llm, exact=is_lookahead),
         ToolErrorMiddleware(lambda error, _: error_text(error)),
+        RunRecordMiddleware(),
         *middleware,
-        # An approved call is not repeated.
+        # Other calls may have had their effect before the connection was lost.
         ToolRetryMiddleware(
             max_retries=1, tools=repeatable, retry_on=(ConnectionError,), on_failure="error", initial_delay=0.1
         ),
@@ -74,6 +80,7 @@ def standard_middleware(
         InvalidToolCallMiddleware(max_retries=model_calls),
         FitContextMiddleware(llm, exact=is_lookahead),
         FinalAnswerMiddleware(model_calls=model_calls, node=node, finisher=finisher, prompt=finisher_prompt),
+        ContainedToolMiddleware(),
     ]
     # `create_agent` accepts one middleware per name.
     caller_names = {entry.name for entry in middleware}
@@ -114,6 +121,12 @@ class LookaheadPolicyMiddleware(TurnMiddleware):
         return (yield ModelCall(request.override(model_settings=settings)))
 
 
+class InvalidCallState(AgentState[Any], total=False):
+    """The state of an agent with `InvalidToolCallMiddleware`."""
+
+    invalid_replies: Annotated[int, PrivateStateAttr]  # in a row, with invalid calls only
+
+
 @dataclass(eq=False)
 class InvalidToolCallMiddleware(AgentMiddleware[Any, Any, Any]):
     """Tells the model which of its tool calls were invalid, and lets it retry.
@@ -134,6 +147,7 @@ class InvalidToolCallMiddleware(AgentMiddleware[Any, Any, Any]):
         ValueError: `max_retries` is negative.
     """
 
+    state_schema = InvalidCallState
     max_retries: int = 2
 
     def __post_init__(self) -> None:
@@ -144,24 +158,13 @@ class InvalidToolCallMiddleware(AgentMiddleware[Any, Any, Any]):
     def after_model(self, state: AgentState[Any], runtime: Any) -> dict[str, Any] | None:
         """Answer the invalid calls."""
         reply = state["messages"][-1]
+        failures: int = state.get("invalid_replies", 0)  # type: ignore[assignment]
         if not isinstance(reply, AIMessage) or not reply.invalid_tool_calls:
-            return None
+            return {"invalid_replies": 0} if failures else None
         notes: list[AnyMessage] = [*invalid_call_messages(reply)]
         if reply.tool_calls:
-            return {"messages": notes}
-        failures = _failures(state["messages"])
-        if failures <= self.max_retries:
-            return {"messages": notes, "jump_to": "model"}
-        notes.append(AIMessage(f"{failures} replies in a row had tool calls that could not be read; {notes[-1].text}"))
-        return {"messages": notes, "jump_to": "end"}
-
-
-def _failures(messages: Sequence[AnyMessage]) -> int:
-    """Count the last replies in a row that had invalid calls only."""
-    count = 0
-    for message in reversed(messages):
-        if isinstance(message, AIMessage) and message.invalid_tool_calls and not message.tool_calls:
-            count += 1
-        elif not (isinstance(message, ToolMessage) and message.status == "error"):
-            break
-    return count
+            return {"messages": notes, "invalid_replies": 0}
+        if failures < self.max_retries:
+            return {"messages": notes, "jump_to": "model", "invalid_replies": failures + 1}
+        problem = f"{failures + 1} replies in a row had tool calls that could not be read; {notes[-1].text}"
+        return {"messages": [*notes, AIMessage(problem)], "jump_to": "end", "invalid_replies": 0}

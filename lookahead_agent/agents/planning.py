@@ -1,12 +1,12 @@
 """Middleware that plans before it acts: the agent's own tool node executes the plan's calls as written.
 
-It keeps no state. It reads the messages since the last question, so a run resumes from any checkpoint.
+It keeps no state of its own. It reads the messages of the run, so a run resumes from any checkpoint.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from langchain.agents.middleware import ModelRequest, ModelResponse
+from langchain.agents.middleware import ModelRequest, ModelResponse, ToolCallRequest
 from langchain_core.messages import (
     AIMessage,
     AnyMessage,
@@ -16,10 +16,23 @@ from langchain_core.messages import (
     ToolCall,
     ToolMessage,
 )
+from langchain_core.messages.utils import count_tokens_approximately
 from langchain_core.tools import BaseTool
 
-from lookahead_agent.agents.plans import MARKER, Conversation, PlanLine, PlanRun, plan_call, plan_form
-from lookahead_agent.agents.prompts import describe_tools, lookahead_settings, warm
+from lookahead_agent.agents.plans import (
+    EXECUTED,
+    MARKER,
+    Conversation,
+    PlanLine,
+    PlanRun,
+    exact_results,
+    plan_call,
+    plan_form,
+)
+from lookahead_agent.agents.prompts import OF_RUN, REPEATED, describe_tools, lookahead_settings, warm
+from lookahead_agent.agents.run_record import ToolResult, messages_of_run, with_question
+from lookahead_agent.agents.tool_results import FitContextMiddleware
+from lookahead_agent.agents.tool_use import cut, is_read_only
 from lookahead_agent.agents.turns import RETRIES, ModelCall, Turn, TurnMiddleware
 
 PLAN_NOW = """Now write "Plan:" and the numbered calls, in this form and nothing else:
@@ -105,9 +118,10 @@ class PlanMiddleware(TurnMiddleware):
 
     def turn(self, request: ModelRequest[Any]) -> Turn:
         """Take the next turn: plan, calls, or answer."""
-        messages: list[BaseMessage] = []
+        request, exact = with_run(request), exact_results(messages_of_run(request.state))
+        messages: list[Any] = []
         while True:
-            conversation = Conversation.read([*request.messages, *messages], self.by_name)
+            conversation = Conversation.read([*request.messages, *messages], self.by_name, exact)
             run = conversation.plans[-1] if conversation.plans else None
             ready, line = (self._ready(run), self._next_incomplete(run)) if run is not None else ([], None)
             replan = len(conversation.plans) < self._max_plans and run is not None and run.failed
@@ -118,12 +132,20 @@ class PlanMiddleware(TurnMiddleware):
                     plan_now = ModelCall(self._missing_plan_request(model_request, plan), plan=number)
                     plan, *early = _joined(plan, (yield plan_now).result)
                 messages += [_named(plan, "planner"), *early]
+                exact |= exact_results(early)
                 if early:  # early results: the outer middleware fits them into the context before they are read
                     return ModelResponse(result=messages)
                 continue
             if ready:
                 calls = [plan_call(len(conversation.plans), number, name, args) for number, name, args in ready]
-                return ModelResponse(result=_with_calls(messages, calls))
+                messages = _with_calls(messages, calls)
+                if not (repeated := self._repeated_results(conversation, calls)):
+                    return ModelResponse(result=messages)
+                messages += repeated
+                exact |= exact_results(repeated)
+                if len(repeated) < len(calls):
+                    return ModelResponse(result=messages)
+                continue
             if line is not None:
                 reply, *_ = (yield ModelCall(self._executor_request(request, conversation, run, line))).result
                 call = reply.tool_calls[0] if isinstance(reply, AIMessage) and reply.tool_calls else None
@@ -134,10 +156,11 @@ class PlanMiddleware(TurnMiddleware):
                 messages.append(_named(reply, "executor", [planned]))
                 earlier = [(before["name"], before["args"]) for before, _ in run.attempts.get(line.number, ())]
                 if earlier[-1:] == [(call["name"], call["args"])]:
-                    messages += [
-                        ToolMessage(REPEATED_CALL, tool_call_id=planned["id"], name=planned["name"], status="error")
-                        for _ in range(RETRIES)
-                    ]
+                    messages.append(_result(planned, REPEATED_CALL, "error", {REPEATED: True}))
+                    continue
+                if repeated := self._repeated_results(conversation, [planned]):
+                    messages += repeated
+                    exact |= exact_results(repeated)
                     continue
                 return ModelResponse(result=messages)
             shown = "\n\n".join(run.shown() for run in conversation.plans)
@@ -147,6 +170,16 @@ class PlanMiddleware(TurnMiddleware):
             history = [*conversation.before, HumanMessage(conversation.question), AIMessage(answer.text)]
             self.warm(request.model, history, request.system_message)
             return ModelResponse(result=[*messages, answer])
+
+    def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolResult]) -> ToolResult:
+        """Call the tool, and note the call that a person or middleware put in place of the plan's."""
+        return _with_note(request, handler(request))
+
+    async def awrap_tool_call(
+        self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolResult]]
+    ) -> ToolResult:
+        """Run `wrap_tool_call` in an event loop."""
+        return _with_note(request, await handler(request))
 
     def warm(
         self, llm: object, conversation: Sequence[BaseMessage] = (), system_message: SystemMessage | None = None
@@ -160,6 +193,17 @@ class PlanMiddleware(TurnMiddleware):
         """
         for node, system in (("planner", self._planner), ("finisher", self._finisher)):
             warm(llm, [_system_message(system_message, system), *conversation], node=node)
+
+    def _repeated_results(self, conversation: Conversation, calls: Sequence[ToolCall]) -> list[BaseMessage]:
+        """Return results of calls that an earlier plan of the question made, unless they only read."""
+        made = [entry for run in conversation.plans[:-1] for attempts in run.attempts.values() for entry in attempts]
+        results: list[BaseMessage] = []
+        for call in calls:
+            same = [result for other, result in made if (other["name"], other["args"]) == (call["name"], call["args"])]
+            if same and not ((tool := self.by_name.get(call["name"])) is not None and is_read_only(tool)):
+                text = same[-1].text if same[-1].status != "error" else REPEATED_CALL
+                results.append(_result(call, text, same[-1].status, {}))
+        return results
 
     def _waits(self, line: PlanLine, run: PlanRun) -> bool:
         """Whether a line lacks a result that it references, or must not run before an earlier line."""
@@ -225,6 +269,46 @@ class PlanMiddleware(TurnMiddleware):
             tools = [self.by_name[line.tool]]
         call_request = _node_request(request, "executor", EXECUTOR, [HumanMessage(task)])
         return call_request.override(tools=tools, tool_choice="any")
+
+
+def with_run(request: ModelRequest[Any]) -> ModelRequest[Any]:
+    """Put the messages of the run back that middleware removed from a request, and shorten what is then too long.
+
+    Results stay as middleware edited them for the prompt. Plans stay as they were written.
+    """
+    run = messages_of_run(request.state)
+    request = with_question(request)
+    current = {message.id: message for message in request.messages}
+    marked = (message for message in request.messages if OF_RUN in message.additional_kwargs)
+    question = next(marked, current.get(run[0].id, run[0]))
+    ids = {message.id for message in run}
+    others = [message for message in request.messages if message.id not in ids and message is not question]
+    results = {message.id: current.get(message.id, message) for message in run if isinstance(message, ToolMessage)}
+    if not results.keys() <= current.keys():
+        fitted: list[AnyMessage] = [*others, question, *(results.get(message.id, message) for message in run[1:])]
+        FitContextMiddleware(request.model).apply(fitted, count_tokens=count_tokens_approximately)
+        results |= {message.id: message for message in fitted if message.id in results}
+    return request.override(messages=[*others, question, *(results.get(message.id, message) for message in run[1:])])
+
+
+def _with_note(request: ToolCallRequest, result: ToolResult) -> ToolResult:
+    """Note the executed call and its own result if it is not the one of the model's message.
+
+    LangChain then tells the model so in the text of the result, which is no part of the result's value.
+    """
+    call = request.tool_call
+    replies = [message for message in messages_of_run(request.state) if isinstance(message, AIMessage)]
+    planned = [entry for reply in replies for entry in reply.tool_calls if entry["id"] == call["id"]]
+    is_planned = any((entry["name"], entry["args"]) == (call["name"], call["args"]) for entry in planned)
+    if not isinstance(result, ToolMessage) or is_planned or not planned:
+        return result
+    executed = {"name": call["name"], "args": call["args"], "text": cut(result.text, "ask the tool for less at once")}
+    return result.model_copy(update={"additional_kwargs": {**result.additional_kwargs, EXECUTED: executed}})
+
+
+def _result(call: ToolCall, text: str, status: str, note: dict[str, Any]) -> ToolMessage:
+    fields: dict[str, Any] = {"status": status, "additional_kwargs": note}
+    return ToolMessage(text, tool_call_id=call["id"] or "", name=call["name"], **fields)
 
 
 def _node_request(

@@ -6,14 +6,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from inspect import cleandoc
 from typing import Any, TypeVar
 
-from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, ChatMessage, HumanMessage, ToolMessage
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
+
+from lookahead_agent.errors import ConfigurationError
 
 Message = TypeVar("Message", bound=BaseMessage)
 
 REPEATED = "repeated"
 """Key in `additional_kwargs` of a `ToolMessage` whose call was skipped as a repetition."""
+
+PLAN_NODES = ("planner", "executor")
+"""Names of the model's messages in a plan, beside the answer."""
+
+OF_RUN = "question_of_run"
+"""Key in `additional_kwargs` of the question that a run is about, in the messages of a model's turn."""
 
 
 def describe_tools(tools: Iterable[BaseTool | Mapping[str, Any]]) -> str:
@@ -22,18 +30,24 @@ def describe_tools(tools: Iterable[BaseTool | Mapping[str, Any]]) -> str:
 
 
 def _described(function: Mapping[str, Any]) -> str:
-    parameters = function.get("parameters", {})
-    required = parameters.get("required", ())
+    parameters = function.get("parameters") or {}
+    required = parameters.get("required") or ()
     arguments = [
-        f"{name}: {_kind(schema)}" + ("" if name in required else f" = {json.dumps(schema.get('default'))}")
-        for name, schema in parameters.get("properties", {}).items()
+        f"{name}: {_kind(schema)}" + ("" if name in required else f" = {json.dumps(_default(schema))}")
+        for name, schema in (parameters.get("properties") or {}).items()
     ]
     lines = cleandoc(function.get("description", "")).splitlines()
     description = "\n  ".join(line for line in lines if line.strip())
     return f"{function['name']}({', '.join(arguments)}): {description}"
 
 
-def _kind(schema: Mapping[str, Any]) -> str:
+def _default(schema: Any) -> Any:
+    return schema.get("default") if isinstance(schema, Mapping) else None
+
+
+def _kind(schema: Any) -> str:
+    if not isinstance(schema, Mapping):  # true: any value
+        return "any"
     if "enum" in schema:
         return " | ".join(json.dumps(value) for value in schema["enum"])
     if "anyOf" in schema:
@@ -43,9 +57,28 @@ def _kind(schema: Mapping[str, Any]) -> str:
     return str(schema.get("type", "any"))
 
 
+def is_question(message: BaseMessage) -> bool:
+    """Whether a person's message is a question; the summary of earlier messages by a middleware is none."""
+    is_human = isinstance(message, HumanMessage) or (
+        isinstance(message, ChatMessage) and message.role.lower() in ("user", "human")
+    )
+    return is_human and message.additional_kwargs.get("lc_source") != "summarization"
+
+
 def since_last_question(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return the messages from the last question on; all of them if there is no question."""
-    return messages[max((at for at, message in enumerate(messages) if isinstance(message, HumanMessage)), default=0) :]
+    """Return the messages from the last question on, or from the one that a run is about.
+
+    Raises:
+        ConfigurationError: There is no question, or it has no text.
+    """
+    questions = [at for at, message in enumerate(messages) if is_question(message)]
+    of_run = [at for at in questions if OF_RUN in messages[at].additional_kwargs]
+    if not questions or not messages[at := (of_run or questions)[-1]].text.strip():
+        raise ConfigurationError(
+            f"{'the question is empty' if questions else 'there is no question'}: "
+            'the last human message has to have a text, as in {"messages": [("human", "What is tea?")]}'
+        )
+    return messages[at:]
 
 
 def result_blocks(messages: Iterable[AnyMessage]) -> str:
@@ -76,15 +109,24 @@ def conversation_with_results(messages: Sequence[AnyMessage], heading: str, then
     `heading` precedes the results, which follow the question as blocks, and `then` follows them.
     """
     now = since_last_question(messages)
-    before = [message for message in messages[: len(messages) - len(now)] if _is_text(message)]
-    question = now[0].text if now and isinstance(now[0], HumanMessage) else ""
-    parts = [question, f"{heading}:\n\n{result_blocks(now)}", then]
+    question = [message.text for message in now if is_question(message)]
+    parts = [*question, f"{heading}:\n\n{result_blocks(now)}", then]
+    before = conversation_before(messages[: len(messages) - len(now)])
     return [*before, HumanMessage("\n\n".join(filter(None, parts)))]
 
 
-def _is_text(message: AnyMessage) -> bool:
-    called = isinstance(message, AIMessage) and (message.tool_calls or message.invalid_tool_calls)
-    return not isinstance(message, ToolMessage) and not called and bool(message.text.strip())
+def conversation_before(messages: Sequence[AnyMessage]) -> list[AnyMessage]:
+    """Return the questions and answers in messages, without calls; a result that ended a run is an answer."""
+    before: list[AnyMessage] = []
+    for number, message in enumerate(messages, 1):
+        if isinstance(message, ToolMessage):
+            if all(map(is_question, messages[number : number + 1])):
+                before.append(AIMessage(message.text))
+        elif not isinstance(message, AIMessage) or not (
+            message.tool_calls or message.invalid_tool_calls or message.name in PLAN_NODES
+        ):
+            before.append(message)
+    return [message for message in before if message.text.strip()]
 
 
 def lookahead_settings(model: object, *, node: str, action_markers: Sequence[str] = ()) -> dict[str, Any]:

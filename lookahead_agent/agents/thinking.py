@@ -13,6 +13,7 @@ from lookahead_agent.agents.prompts import (
     lookahead_settings,
     since_last_question,
 )
+from lookahead_agent.agents.run_record import messages_of_run
 from lookahead_agent.agents.turns import (
     FINISHER,
     ModelCall,
@@ -73,13 +74,13 @@ class ThinkingMiddleware(TurnMiddleware):
     def _is_needed(self, request: ModelRequest[Any]) -> bool:
         if self.each_turn or not request.tools:
             return bool(request.tools)
-        turns = turns_of(request.messages)
+        turns = turns_of(messages_of_run(request.state))
         return has_failed(turns[-1][1]) if turns else len(request.tools) > 1
 
     def _messages(self, request: ModelRequest[Any]) -> list[BaseMessage]:
         parts = [self.prompt, request.system_prompt or "", f"Tools:\n{describe_tools(request.tools)}"]
         system = SystemMessage("\n\n".join(filter(None, parts)))
-        turns = turns_of(request.messages)
+        turns = turns_of(messages_of_run(request.state))
         task = FIRST_THOUGHT if not turns else FAILURE_THOUGHT if has_failed(turns[-1][1]) else NEXT_THOUGHT
         return [system, *conversation_with_results(request.messages, "Results so far", task)]
 
@@ -127,7 +128,7 @@ class CallOrAnswerMiddleware(TurnMiddleware):
         if not request.tools:
             return (yield ModelCall(request))
         response = yield ModelCall(self._decision(request))
-        reply, turns = _reply(response), turns_of(request.messages)
+        reply, turns = _reply(response), turns_of(messages_of_run(request.state))
         repeated = {call["name"] for call in reply.tool_calls} if is_repetition([*turns, (reply, [])]) else set()
         others = [tool for tool in request.tools if isinstance(tool, dict) or tool.name not in repeated]
         if repeated and others:

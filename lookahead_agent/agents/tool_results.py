@@ -1,8 +1,9 @@
 """Tool results for models: errors with the tool's arguments, and results that fit into the context."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 from langchain.agents.middleware import (
@@ -36,8 +37,9 @@ _REST = "ask the tool for less at once"
 class ToolResultMiddleware(AgentMiddleware[Any, Any, Any]):
     """Converts a tool's result to a text that its model `llm` can use.
 
-    A result longer than a quarter of the model's context is truncated, with a notice. An error includes the tool's
-    arguments and description, so that the model can retry the call.
+    A result longer than a quarter of the model's context is truncated, with a notice. If the model reads text only, a
+    note replaces each picture and file of a result. An error includes the tool's arguments and description, so that
+    the model can retry the call.
     """
 
     llm: BaseChatModel
@@ -66,13 +68,33 @@ class ToolResultMiddleware(AgentMiddleware[Any, Any, Any]):
         return await asyncio.to_thread(self._readable, request, result)
 
     def _readable(self, request: ToolCallRequest, result: ToolResult) -> ToolResult:
-        if not isinstance(result, ToolMessage) or not isinstance(result.content, str):
-            return result
-        # A lone surrogate would fail the run when its state is saved.
-        text = self._fitting(result.content.encode(errors="replace").decode())
-        if result.status == "error" and request.tool is not None:
-            text += f"\n\nThe tool is:\n{describe_tools([request.tool])}\n{_FAILED}"
-        return result.model_copy(update={"content": text})
+        if isinstance(result, Command):
+            update = result.update
+            if not isinstance(update, dict) or not isinstance(messages := update.get("messages"), list):
+                return result
+            readable = [self._convert(request, each) if isinstance(each, ToolMessage) else each for each in messages]
+            return replace(result, update={**update, "messages": readable})
+        return self._convert(request, result)
+
+    def _convert(self, request: ToolCallRequest, message: ToolMessage) -> ToolMessage:
+        content = message.content
+        if isinstance(content, list) and self._reads_text_only:
+            content = "\n".join(filter(None, map(describe_block, content)))
+        explanation = ""
+        if message.status == "error" and request.tool is not None:
+            explanation = f"\n\nThe tool is:\n{describe_tools([request.tool])}\n{_FAILED}"
+        if isinstance(content, str):
+            # A lone surrogate would fail the run when its state is saved.
+            text = self._fitting(content.encode(errors="replace").decode()) + explanation
+            return message.model_copy(update={"content": text})
+        media = [block for block in content if not _is_text(block)]
+        text = self._fitting("\n".join(describe_block(block) for block in content if _is_text(block))) + explanation
+        return message.model_copy(update={"content": [{"type": "text", "text": text}, *media] if text else media})
+
+    @property
+    def _reads_text_only(self) -> bool:
+        profile: Mapping[str, Any] = self.llm.profile or {}
+        return all(profile.get(f"{kind}_inputs") is False for kind in ("image", "audio", "video"))
 
     def _fitting(self, text: str) -> str:
         text = cut(text, _REST)
@@ -85,6 +107,34 @@ class ToolResultMiddleware(AgentMiddleware[Any, Any, Any]):
             return text
         shown = max(1, len(text) * limit // tokens)
         return text[:shown] + truncation_notice(shown, len(text), _REST)
+
+
+def describe_block(block: Any) -> str:
+    """Return the text of a part of a result; for a picture or a file, a note that it is left out."""
+    match block:
+        case str() as text:
+            return text
+        case {"text": str() as text}:
+            return text
+        case {"type": "json", "json": value} | {"type": "non_standard", "value": value}:
+            return json.dumps(value, ensure_ascii=False, default=str)
+        case {"type": "document", "source": {"type": "text", "data": str() as text}}:
+            return text
+        case {"type": "search_result", "content": [*parts]}:
+            about = [block.get("title"), block.get("source")]
+            return "\n".join([*(str(each) for each in about if each), *map(describe_block, parts)])
+        case {"type": kind}:
+            url, media_type = block.get("url") or block.get("image_url"), block.get("mime_type")
+            url = url.get("url") if isinstance(url, Mapping) else url
+            kind = str(kind).removesuffix("_url").replace("_", " ")
+            known = [f"of the type {media_type}"] if media_type else []
+            known += [f"at {url[:500]}"] if isinstance(url, str) and url.startswith(("http:", "https:")) else []
+            return f"({' '.join([kind, *known])} is left out: the model reads text only)"
+    return json.dumps(block, ensure_ascii=False, default=str)
+
+
+def _is_text(block: Any) -> bool:
+    return isinstance(block, str) or (isinstance(block, Mapping) and block.get("type") in ("text", "json"))
 
 
 class FitContextMiddleware(ContextEditingMiddleware):

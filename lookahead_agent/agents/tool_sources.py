@@ -3,8 +3,10 @@
 import importlib
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import count as count_from
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -70,15 +72,29 @@ def specialists(tools: Iterable[Tool]) -> dict[str, list[Tool]]:
 def open_tools(sources: Iterable[str], servers: Path | None = None) -> Iterator[list[BaseTool]]:
     """Load tools as `load_tools` does, and then the tools of MCP servers, whose connections close at the end.
 
-    `servers` is an `mcpServers` file. Raises what `read_servers` and `open_mcp_tools` raise as well.
+    `servers` is an `mcpServers` file. A tool of a server whose name another tool has is named `SERVER_TOOL`. Raises
+    what `read_servers` and `open_mcp_tools` raise as well.
     """
     loaded = _load(sources)
     opened: AbstractContextManager[list[tuple[str, BaseTool]]] = nullcontext([])
     if servers is not None:
         opened = open_mcp_tools(read_servers(servers))
     with opened as mcp_tools:
-        named = [(f"the MCP server {server!r}", mcp_tool) for server, mcp_tool in mcp_tools]
-        yield _without_clashes([*loaded, *named])
+        yield [*_without_clashes(loaded), *_rename_clashes(mcp_tools, {item.name for _, item in loaded})]
+
+
+def _rename_clashes(mcp_tools: Sequence[tuple[str, BaseTool]], taken: set[str]) -> Iterator[BaseTool]:
+    """Yield tools of servers; one whose name is taken, or that several have, is named after its server as well."""
+    counts = Counter(mcp_tool.name for _, mcp_tool in mcp_tools)
+    used = taken | {name for name, count in counts.items() if count == 1}
+    for server, mcp_tool in mcp_tools:
+        name = mcp_tool.name
+        if name in taken or counts[name] > 1:
+            base = re.sub(r"[^A-Za-z0-9_-]", "_", f"{server}_{name}")
+            numbered = (f"{base}_{number}" if number > 1 else base for number in count_from(1))
+            name = next(candidate for candidate in numbered if candidate not in used)
+            used.add(name)
+        yield mcp_tool if name == mcp_tool.name else mcp_tool.model_copy(update={"name": name})
 
 
 def _load(sources: Iterable[str]) -> list[tuple[str, BaseTool]]:

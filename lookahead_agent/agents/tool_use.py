@@ -1,17 +1,22 @@
 """Tools whose errors a model can use: their creation, and calls with and without an event loop."""
 
+import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from functools import wraps
-from inspect import iscoroutinefunction
+from contextvars import copy_context
+from functools import partial, wraps
+from inspect import iscoroutinefunction, signature
 from typing import Any, ParamSpec, cast
+from weakref import WeakKeyDictionary, finalize
 
-from langchain_core.tools import BaseTool, StructuredTool, ToolException, tool
+from langchain_core.tools import BaseTool, StructuredTool, Tool, ToolException, tool
 from langgraph.errors import GraphBubbleUp
 from pydantic import ValidationError
 
 from lookahead_agent.engines import background
-from lookahead_agent.errors import LookaheadError, validation_message
+from lookahead_agent.engines.foreign_loop import ForeignLoop
+from lookahead_agent.errors import ForeignCodeError, LookaheadError, validation_message
 
 MAX_RESULT_LENGTH = 50_000
 """Maximum length of a tool's result or error for a model, truncation notice included."""
@@ -44,6 +49,8 @@ def truncation_notice(shown: int, length: int, rest: str) -> str:
 
 def error_text(error: BaseException) -> str:
     """Describe an error so that a model can use it, in at most `MAX_RESULT_LENGTH` characters."""
+    if isinstance(error, ForeignCodeError) and error.__cause__ is not None:
+        error = error.__cause__
     try:
         message = validation_message(error) if isinstance(error, ValidationError) else str(error)
     except Exception:  # `str` of an error may fail itself
@@ -91,9 +98,27 @@ def make_tool(
     return decorate
 
 
+def is_read_only(tool: BaseTool) -> bool:
+    """Whether a tool says that its calls change nothing (`readOnlyHint`), so that they may run early or again."""
+    return (tool.metadata or {}).get("readOnlyHint") is True
+
+
+_loops: "WeakKeyDictionary[Callable[..., Any], ForeignLoop]" = WeakKeyDictionary()
+"""The event loops of tools that have a coroutine only, by coroutine function."""
+_loops_lock = threading.Lock()
+
+
+def _loop_of(coroutine: Callable[..., Any], name: str) -> ForeignLoop:
+    with _loops_lock:
+        if (loop := _loops.get(coroutine)) is None:
+            loop = _loops[coroutine] = ForeignLoop(f"lookahead-agent-tool-{name}")
+            finalize(coroutine, loop.retire).atexit = False
+        return loop
+
+
 def with_sync_call(original: BaseTool) -> BaseTool:
     """Return the tool; one that has a coroutine only also gets a function for `invoke`."""
-    # It always runs in the library's own event loop, so that it may keep connections between calls.
+    # It always runs in the tool's own event loop: it may keep connections between calls, ask models, and block.
     if not isinstance(original, StructuredTool) or original.func is not None or original.coroutine is None:
         return original
     coroutine = cast("Callable[..., Coroutine[Any, Any, Any]]", original.coroutine)
@@ -101,9 +126,56 @@ def with_sync_call(original: BaseTool) -> BaseTool:
     # `wraps` keeps the signature, by which LangChain injects further arguments.
     @wraps(coroutine)
     def run_sync(*args: Any, **kwargs: Any) -> Any:
-        return background.run(coroutine(*args, **kwargs))
+        return _loop_of(coroutine, original.name).run(lambda: coroutine(*args, **kwargs))
 
     return original.model_copy(update={"func": run_sync})
+
+
+def contained(original: BaseTool, *, asynchronous: bool) -> BaseTool:
+    """Return a tool whose code can neither end the program nor, in an event loop, block it; see `foreign_code`.
+
+    In `ainvoke`, a function runs in a thread of its own, so that calls that never return hold up no others.
+    """
+    original = original if asynchronous else with_sync_call(original)
+    if not isinstance(original, (StructuredTool, Tool)):
+        return original
+    function, coroutine = original.func, original.coroutine
+    if not asynchronous and function is not None:
+        return original.model_copy(update={"func": wraps(function)(foreign_code()(function))})
+    if coroutine is not None:
+
+        @wraps(coroutine)
+        async def arun(*args: Any, **kwargs: Any) -> Any:
+            return await background.contain(coroutine(*args, **kwargs))
+
+        return original.model_copy(update={"coroutine": arun})
+    if function is None or "callbacks" in signature(function).parameters:  # these are for a thread of LangChain's own
+        return original
+
+    @wraps(function)
+    async def run_in_thread(*args: Any, **kwargs: Any) -> Any:
+        call = partial(copy_context().run, _without_stop_iteration, function, *args, **kwargs)
+        return await background.contain(background.in_daemon_thread(call))
+
+    return original.model_copy(update={"coroutine": run_in_thread})
+
+
+def _without_stop_iteration(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function; a future cannot hold `StopIteration`."""
+    try:
+        return function(*args, **kwargs)
+    except StopIteration as error:
+        raise RuntimeError("the function raised StopIteration") from error
+
+
+@contextmanager
+def foreign_code() -> Iterator[None]:
+    """Raise ForeignCodeError in place of `SystemExit` and the like; `KeyboardInterrupt` passes, as Ctrl-C does."""
+    try:
+        yield
+    except (SystemExit, GeneratorExit, asyncio.CancelledError) as error:
+        text = f": {error}" if str(error) else ""
+        raise ForeignCodeError(f"it raised {type(error).__name__}{text}") from error
 
 
 @contextmanager

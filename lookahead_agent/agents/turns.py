@@ -1,6 +1,6 @@
 """Turns of an agent's model: how to read them from messages, middleware that takes them, and the last turn."""
 
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -15,6 +15,7 @@ from lookahead_agent.agents.prompts import (
     result_blocks,
     since_last_question,
 )
+from lookahead_agent.agents.run_record import DIRECT, messages_of_run, turn_number, with_question
 
 Handler = Callable[[ModelRequest[Any]], ModelResponse[Any]]
 AsyncHandler = Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
@@ -76,9 +77,9 @@ class TurnMiddleware(AgentMiddleware[Any, Any, Any]):
 
 
 def turns_of(messages: Sequence[AnyMessage]) -> list[tuple[AIMessage, list[ToolMessage]]]:
-    """Return the model's replies since the last question, each with its tool results."""
+    """Return the model's replies among the messages of a run, each with its tool results."""
     turns: list[tuple[AIMessage, list[ToolMessage]]] = []
-    for message in since_last_question(messages):
+    for message in messages:
         if isinstance(message, AIMessage):
             turns.append((message, []))
         elif isinstance(message, ToolMessage) and turns:
@@ -114,6 +115,10 @@ def named_call(request: ModelRequest[Any], node: str) -> Runnable[Any, AIMessage
 
 MODEL_CALLS = 12  # Default maximum of model turns per question
 RETRIES = 2  # Maximum number of retries after failed calls
+MAX_REJECTIONS = 2  # How often a person is asked about a call that the person rejects
+
+REFUSED = "refused"
+"""Artifact of a result by an agent behind a tool, whose run ended because a person rejected its calls."""
 
 
 FINISHER = """You answer a question from the results of tools that were called. Say in one or two short sentences what \
@@ -125,8 +130,9 @@ class FinalAnswerMiddleware(TurnMiddleware):
     """Ends a run with an answer instead of a loop, a limit or an empty reply.
 
     In a last turn without tools, the model states what the results say and what is missing. This turn is at the limit,
-    after an empty reply, and after several turns whose calls failed. It also follows calls that repeat the turn before
-    or that failed before, which are skipped. The messages since the last question show all of that.
+    after an empty reply, after several turns whose calls failed, and after a person rejected a tool's calls twice in a
+    row. It also follows calls that repeat the turn before or that failed before, which are skipped. The record of the
+    run shows all of that (`RunRecordMiddleware`); without it, the messages since the last question do.
 
     Raises:
         ValueError: `model_calls` is below 1.
@@ -143,7 +149,8 @@ class FinalAnswerMiddleware(TurnMiddleware):
 
     def turn(self, request: ModelRequest[Any]) -> Turn:
         """Let the model take its turn, or its last one."""
-        if not self._is_last(request.state["messages"]):
+        request = with_question(request)
+        if not self._is_last(request.state):
             settings = lookahead_settings(request.model, node=self.node) | request.model_settings
             return (yield ModelCall(request.override(model_settings=settings)))
         messages = [SystemMessage(self.prompt), *conversation_with_results(request.messages, "Results")]
@@ -156,30 +163,61 @@ class FinalAnswerMiddleware(TurnMiddleware):
     @hook_config(can_jump_to=["model"])
     def after_model(self, state: AgentState[Any], runtime: Any) -> dict[str, Any] | None:
         """Go to the last turn after repeated calls, which are skipped, or after an empty reply."""
-        turns = turns_of(state["messages"])
-        reply = turns[-1][0]
-        if is_repetition(turns):
-            skipped = [
-                ToolMessage(
-                    "Not called again: the same call was made before.",
-                    tool_call_id=call["id"] or "",
-                    name=call["name"],
-                    status="error",
-                    additional_kwargs={REPEATED: True},
-                )
-                for call in reply.tool_calls
-            ]
+        if not (turns := turns_of(messages_of_run(state))):
+            return None
+        reply, results = turns[-1]
+        answered = {result.tool_call_id for result in results}
+        skipped = [
+            ToolMessage(
+                "Not called again: the same call was made before.",
+                tool_call_id=call["id"] or "",
+                name=call["name"],
+                status="error",
+                additional_kwargs={REPEATED: True},
+            )
+            for call in reply.tool_calls
+            if call["id"] not in answered
+        ]
+        if skipped and is_repetition(turns):
             return {"messages": skipped, "jump_to": "model"}
         return {"jump_to": "model"} if _is_empty(reply) else None
 
-    def _is_last(self, messages: Sequence[AnyMessage]) -> bool:
-        turns = turns_of(messages)
-        if (at_limit := len(turns) >= self.model_calls - 1) or not turns:
+    def _is_last(self, state: Mapping[str, Any]) -> bool:
+        turns = turns_of(messages_of_run(state))
+        number = turn_number(state) or len(turns) + 1
+        if (at_limit := number >= self.model_calls) or not turns:
             return at_limit
-        if _is_empty(turns[-1][0]) or is_repetition(turns):
+        if _is_empty(turns[-1][0]) or is_repetition(turns) or _is_refused(turns):
             return True
         failed = [has_failed(results) for _, results in turns]
         return len(failed) > RETRIES and all(failed[-RETRIES - 1 :])
+
+
+def is_rejection(result: ToolMessage) -> bool:
+    """Whether a person rejected the call, by LangChain's `HumanInTheLoopMiddleware`."""
+    decision = result.additional_kwargs.get("lc_data")
+    if isinstance(decision, Mapping) and "decision" in decision:
+        return bool(decision["decision"] == "reject")
+    return result.status == "error" and result.text.startswith("User rejected the tool call for ")
+
+
+def _is_refused(turns: Sequence[tuple[AIMessage, list[ToolMessage]]]) -> bool:
+    """Whether a person rejected the calls of one tool in its last turns, or an agent behind a tool ended so."""
+    rejected: dict[str | None, list[bool]] = {}
+    for _, results in turns:
+        for name in {result.name for result in results}:
+            own = [result for result in results if result.name == name]
+            if any(result.artifact == REFUSED for result in own):
+                return True
+            rejected.setdefault(name, []).append(any(map(is_rejection, own)))
+    return any(len(last := flags[-MAX_REJECTIONS:]) == MAX_REJECTIONS and all(last) for flags in rejected.values())
+
+
+def outcome(messages: Sequence[AnyMessage]) -> tuple[str, str | None]:
+    """Return the answer of an agent behind a tool, and the tool's artifact: `REFUSED`, `DIRECT` or None."""
+    if isinstance(messages[-1], ToolMessage):
+        return messages[-1].text, DIRECT
+    return messages[-1].text, REFUSED if _is_refused(turns_of(since_last_question(messages))) else None
 
 
 def _is_empty(reply: AIMessage) -> bool:

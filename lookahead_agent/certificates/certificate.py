@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -9,9 +10,13 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.certificates.risk import level_of_each, p_value, upper_bound
+from lookahead_agent.errors import ConfigurationError, validation_message
 from lookahead_agent.jsonl import read_content
 from lookahead_agent.models.cache import cache_dir, writable, write_atomically
+from lookahead_agent.policy import VerifierPolicy
+
+logger = logging.getLogger(__name__)
 
 PACKAGED = Path(__file__).parent / "packaged"  # certificates of the default pair, shipped with the package
 
@@ -19,7 +24,7 @@ PACKAGED = Path(__file__).parent / "packaged"  # certificates of the default pai
 class Certificate(BaseModel):
     """The evidence that a policy keeps a risk, for one pair of models."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     risk: float  # largest share of accepted steps that change the outcome
     models: dict[str, str | None]  # by role: "target", "draft", and "embedding" or "judge" (None: the target) if used
@@ -43,6 +48,32 @@ class Certificate(BaseModel):
     def __hash__(self) -> int:
         return hash((self.risk, self.threshold, self.data))
 
+    def problem(self) -> str | None:
+        """Why the certificate's counts, or its policy, do not show what it claims; None if they do."""
+        if not (0 < self.risk < 1 and 0 < self.level < 1 and self.tests >= 1):
+            return "its risk or level is no probability, or it has no tests"
+        if not 0 <= self.errors <= self.accepted <= self.pairs or not 0 <= (self.disputed or 0) <= self.accepted:
+            return "its counts of pairs contradict each other"
+        level = level_of_each(self.level / self.tests)
+        if self.errors and p_value(self.accepted, self.errors, self.risk) > level:
+            return f"{self.errors} errors of {self.accepted} accepted pairs do not show a risk of {self.risk:g}"
+        if upper_bound(self.accepted, self.errors, level) > min(self.risk, self.bound) + _ROUNDING:
+            return f"{self.accepted} accepted pairs do not show a risk of {self.risk:g}, or the stated bound"
+        if (form := _FORMS.get(self.verifier)) is None:
+            return f"it is of an unknown verifier {self.verifier!r}"
+        verifier, measure, role = form
+        if self.policy.get("verifier") != verifier or self.policy.get(measure) != self.threshold:
+            return f"its policy is not that of the verifier {self.verifier!r} with its threshold"
+        if not 0 <= self.threshold <= 1 or self.policy.keys() - _FIELDS:
+            return "its policy has a threshold outside 0 to 1, or a field that no certificate sets"
+        try:
+            VerifierPolicy.model_validate(self.policy)
+        except ValidationError as error:
+            return f"its policy is none: {validation_message(error)}"
+        if missing := sorted({"target", "draft", *role} - self.models.keys()):
+            return f"it names no {' and no '.join(missing)}"
+        return None
+
     def describe(self) -> str:
         """Describe the certificate in one line."""
         return (
@@ -55,12 +86,23 @@ class Certificate(BaseModel):
         return self.precision == dict(precision) and all(models.get(role) == name for role, name in self.models.items())
 
 
-_CERTIFICATES = TypeAdapter(list[Certificate])
+_ROUNDING = 1e-9
+# The policy's verifier, the field of the threshold, and the roles of models, by the name of a calibration candidate
+_FORMS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "embedding": ("embedding", "similarity", ("embedding",)),
+    "embedding+results": ("embedding", "similarity", ("embedding",)),
+    "judge": ("judge", "p_aligned", ("judge",)),
+    "judge+results": ("judge", "p_aligned", ("judge",)),
+    "both orders": ("judge", "p_aligned", ("judge",)),
+    "cascade": ("cascade", "p_aligned", ("embedding", "judge")),
+}
+_FIELDS = frozenset({"verifier", "similarity", "ask_judge_from", "p_aligned", "both_orders", "same_numbers"})
+_CERTIFICATES = TypeAdapter(list[Any])
 
 
 def certificates(models: Mapping[str, str]) -> list[Certificate]:
     """The certificates of a pair of models in any precision, local ones before packaged ones."""
-    return [certificate for file in _files(models) if file.is_file() for certificate in _read(file)]
+    return [certificate for file in _files(models) if file.is_file() for certificate in _read(file)[0]]
 
 
 def keep(new: Sequence[Certificate]) -> Path:
@@ -71,7 +113,7 @@ def keep(new: Sequence[Certificate]) -> Path:
     first = new[0]
     file, _ = _files(first.models)
     kind = (first.precision, first.delimiter)
-    kept = [entry for entry in (_read(file) if file.is_file() else ()) if (entry.precision, entry.delimiter) != kind]
+    kept = [entry for entry in (_read(file)[0] if file.is_file() else ()) if (entry.precision, entry.delimiter) != kind]
     rows = [certificate.model_dump(mode="json") for certificate in (*kept, *new)]
     with writable(file):
         write_atomically(file, json.dumps(rows, indent=1) + "\n")
@@ -103,7 +145,9 @@ def find_certificate(
 
     Certificates in `given_up` are revoked. A certificate does not cover steps with another delimiter.
     """
-    of_pair = certificates(models)
+    read = [_read(file) for file in _files(models) if file.is_file()]
+    of_pair = [certificate for entries, _ in read for certificate in entries]
+    problems = [problem for _, found in read for problem in found]
     of_precision = [certificate for certificate in of_pair if certificate.is_for(models, precision)]
     sufficient = [entry for entry in of_precision if entry.delimiter == delimiter and entry.risk <= risk]
     valid = [certificate for certificate in sufficient if certificate not in given_up]
@@ -129,7 +173,7 @@ def find_certificate(
         reason = (
             f"the certificates are of steps that end at {ends}: make one of others with `lookahead-agent calibrate`"
         )
-    return Found(None, reason, tightened)
+    return Found(None, "; ".join([reason, *problems[:2]]), tightened)
 
 
 def _files(models: Mapping[str, str | None]) -> list[Path]:
@@ -139,8 +183,25 @@ def _files(models: Mapping[str, str | None]) -> list[Path]:
     return [cache_dir() / "certificates" / name, PACKAGED / name]
 
 
-def _read(file: Path) -> list[Certificate]:
+def _read(file: Path) -> tuple[list[Certificate], list[str]]:
+    """Read the certificates of a file; those that do not show what they claim are left out, with the reasons."""
     try:
-        return _CERTIFICATES.validate_json(file.read_bytes())
+        entries = _CERTIFICATES.validate_json(file.read_bytes())
     except (OSError, ValidationError) as error:
         raise ConfigurationError(f"{file} has no certificates: delete it, or calibrate again ({error})") from error
+    found: list[Certificate] = []
+    problems: list[str] = []
+    for number, entry in enumerate(entries, 1):
+        try:
+            certificate = Certificate.model_validate(entry)
+            problem = certificate.problem()
+        except ValidationError as error:
+            problem = validation_message(error)
+        except (TypeError, ValueError, OverflowError) as error:
+            problem = str(error)
+        if problem is None:
+            found.append(certificate)
+        else:
+            problems.append(f"certificate {number} of {file.name} is ignored: {problem}")
+            logger.warning("%s", problems[-1])
+    return found, problems

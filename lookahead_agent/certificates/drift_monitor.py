@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from lookahead_agent.certificates.certificate import Certificate
 from lookahead_agent.certificates.risk import upper_bound
+from lookahead_agent.decoding.foreign import call_part
 from lookahead_agent.decoding.verifier import DraftVerifier, EarlyVerifier, StepPair, Verdict, Verifier
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.errors import LookaheadError
@@ -142,7 +143,7 @@ class _Audited:
 
     async def verify(self, pair: StepPair) -> Verdict:
         """Judge one pair."""
-        verdict = await self._verifier.verify(pair)
+        verdict = await call_part(self._verifier, lambda: self._verifier.verify(pair))
         if verdict.accepted:
             self._on_accepted(pair)
         return verdict

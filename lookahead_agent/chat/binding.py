@@ -88,6 +88,7 @@ class BindingModel(BaseChatModel):
         *,
         tool_choice: str | bool | dict[str, Any] | None = None,
         parallel_tool_calls: bool | None = None,
+        strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
         """Return a model that may call these tools.
@@ -99,6 +100,8 @@ class BindingModel(BaseChatModel):
                 it must call one; a tool's name: it must call that tool. Dictionaries of OpenAI and Anthropic work too.
             parallel_tool_calls: True: a reply with a required call may have several calls; False: one at most; None:
                 the model decides, but a required call is a single one.
+            strict: For LangChain's agents, which set it. A required call follows its schema in any case, and the tools
+                check the arguments of other calls.
             kwargs: Further options of calls.
 
         Raises:
@@ -107,7 +110,6 @@ class BindingModel(BaseChatModel):
         allowed, choice = choose_tools(openai_tools(tools), tool_choice)
         if parallel_tool_calls is not None:
             kwargs["parallel_tool_calls"] = parallel_tool_calls
-        kwargs.pop("strict", None)  # the grammar of a required call enforces the schema in any case
         return self.bind(tools=allowed, tool_choice=choice, **kwargs)
 
     def with_structured_output(
@@ -129,16 +131,19 @@ class BindingModel(BaseChatModel):
                 not show; "function_calling": a required tool call, whose schema the prompt shows with its descriptions;
                 "json_mode": any JSON object. Describe the fields in your messages where the prompt does not show them.
             include_raw: Whether to return {"raw": message, "parsed": …, "parsing_error": …} instead of raising.
-            strict: Accepted for compatibility; "json_schema" and "function_calling" enforce the schema in any case.
+            strict: Whether the schema must be enforced: "json_schema" and "function_calling" do so in any case, and
+                "json_mode" cannot.
             kwargs: Further options of calls.
 
         Raises:
-            ConfigurationError: The method is unknown, or the schema is missing or invalid.
+            ConfigurationError: The method is unknown or cannot be strict, or the schema is missing or invalid.
         """
         if method not in get_args(Method):
             raise ConfigurationError(f"method is {', '.join(get_args(Method))}, not {method!r}")
         if schema is None and method != "json_mode":
             raise ConfigurationError(f"the method {method!r} needs a schema")
+        if strict and method == "json_mode":
+            raise ConfigurationError('the method "json_mode" enforces no schema: leave strict=True out')
         form = Form.of(schema) if schema is not None else None
         described = callback_schema(schema, form) if form is not None else None
         kwargs["ls_structured_output_format"] = {"kwargs": {"method": method}, "schema": described}
@@ -206,7 +211,8 @@ class BindingModel(BaseChatModel):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The fields identify the engines; the process that loads the model finds or starts them.
-        fields = {name: getattr(self, name) for name in self.model_fields_set - {"profile"}}
+        fields = {name: getattr(self, name) for name in self.model_fields_set}
+        fields = {name: value for name, value in fields.items() if not isinstance(value, DerivedProfile)}
         for name, value in fields.items():
             try:
                 if value is not None and name == "engines":
@@ -225,10 +231,14 @@ def _policy_fields(value: Any) -> Any:
     return value.model_dump(exclude_unset=True) if isinstance(value, VerifierPolicy) else value
 
 
+class DerivedProfile(dict[str, Any]):
+    """A profile that follows from the model's fields, and changes with them."""
+
+
 def profile_of(backend: LocalBackend, max_tokens: int) -> ModelProfile:
     """Return LangChain's profile of a model whose replies have at most `max_tokens` tokens; loads nothing."""
     capabilities: dict[str, Any] = dict.fromkeys(_SUPPORTED, True) | dict.fromkeys(_UNSUPPORTED, False)
-    profile = cast(ModelProfile, {"max_output_tokens": max_tokens, **capabilities})
+    profile = cast(ModelProfile, DerivedProfile({"max_output_tokens": max_tokens, **capabilities}))
     if (engines := backend.running) is not None:
         profile["reasoning_output"] = backend.thinking(engines) is not None
     elif (entry := backend.catalogue_entry) is not None:

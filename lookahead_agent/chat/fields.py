@@ -1,20 +1,31 @@
 """The chat model's fields for models and engines, and the runtime that they select."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from langchain_core.utils.utils import secret_from_env
 from pydantic import BaseModel, Field, SecretStr
 
-from lookahead_agent.engines.servers import RemoteModel
+from lookahead_agent.engines.servers import RemoteModel, checked_key
 from lookahead_agent.engines.vllm_config import check_token_speculation, speculates_by_draft_model
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.hardware.choice import Precision
-from lookahead_agent.models.catalogue import DEFAULT_SET
+from lookahead_agent.models.catalogue import DEFAULT_SET, ModelSet
 from lookahead_agent.models.resolve import choose_models, has_draft
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.engine_selection import RuntimeSpec
 from lookahead_agent.runtime.runtime import Runtime
+
+_key_of_target = secret_from_env("LOOKAHEAD_API_KEY", default=None)
+
+
+def _key_from_environment(key_field: str) -> SecretStr | None:
+    return _key_of_target() if key_field == "api_key" else None
+
+
+def _header_value(key_field: str, key: SecretStr | None) -> str | None:
+    return checked_key(key.get_secret_value() if key is not None else None, key_field)
 
 
 class EngineFields(BaseModel):
@@ -31,7 +42,7 @@ class EngineFields(BaseModel):
     """sentence-transformers model: a folder, Hugging Face id, or its name at `embedding_url`; None: the catalogue's."""
     base_url: str | None = None
     """URL of the target's OpenAI-compatible server, including `/v1`; None: the target runs in this process."""
-    api_key: SecretStr | None = Field(default_factory=secret_from_env("LOOKAHEAD_API_KEY", default=None))
+    api_key: SecretStr | None = Field(default_factory=_key_of_target)
     """API key for `base_url`; by default the environment variable `LOOKAHEAD_API_KEY`."""
     tokenizer: str | None = None
     """Model whose tokenizer `base_url` uses: a catalogue name, folder or Hugging Face id; None: `model`."""
@@ -51,6 +62,9 @@ class EngineFields(BaseModel):
     """API key for `embedding_url`."""
     timeout: float | None = Field(None, gt=0)
     """Seconds without a token after which the target has failed; None: never in this process, 600 behind a server."""
+    stall_timeout: float | None = Field(120.0, gt=0)
+    """Seconds in which the target's engine in this process gives no token to any call, after which it has failed; each
+    token of a prompt adds a tenth of a second. None: never. For a target behind a server, it applies only if set."""
     max_retries: int = Field(2, ge=0)
     """Retries of a server request that fails before the server answers."""
 
@@ -81,23 +95,49 @@ class EngineFields(BaseModel):
             url_field, key_field = f"{prefix or 'base_'}url", f"{prefix}api_key"
             model: str | None = getattr(self, f"{prefix}model")
             url: str | None = getattr(self, url_field)
-            key = getattr(self, key_field)
+            key = _header_value(key_field, getattr(self, key_field))
             if url is None:
-                if key_field in self.model_fields_set and key is not None:
+                # `configurable_fields` passes every field on, also a key that comes from the environment.
+                if key is not None and key != _header_value(key_field, _key_from_environment(key_field)):
                     raise ConfigurationError(f"{key_field} is for a server: give its {url_field} too")
                 continue
             if not url.startswith(("http://", "https://")):
                 raise ConfigurationError(
                     f"{url_field} is an http:// or https:// address up to and with /v1, not {url!r}"
                 )
+            if "@" in urlsplit(url).netloc:
+                raise ConfigurationError(
+                    f"{url_field} has a user name or a password, which messages would show: give {key_field}"
+                )
             if model is None and role in ("judge", "embedding"):
                 raise ConfigurationError(f"{url_field} needs {role}_model: the model's name on that server")
-            secret = key.get_secret_value() if key is not None else None
-            remote[role] = RemoteModel(url, model, secret, self.timeout or 600.0, self.max_retries)
+            remote[role] = RemoteModel(url, model, key, self.timeout or 600.0, self.max_retries)
         for role, name in (("target", "tokenizer"), ("draft", "draft_tokenizer")):
             if role not in remote and getattr(self, name) is not None:
                 raise ConfigurationError(f"{name} is for a model behind a server; one in this process has its own")
         return remote
+
+    def _check_unused(self, remote: Collection[str], models: ModelSet) -> None:
+        """Raise ConfigurationError for an option that no engine of this configuration reads."""
+        if not remote and self._is_given("max_retries"):
+            raise ConfigurationError("max_retries is for models behind servers: leave it out, or give base_url")
+        for role, name in (("target", "precision"), ("draft", "draft_precision")):
+            if role in remote and self._is_given(name):
+                raise ConfigurationError(f"{name} is for an engine in this process: the {role}'s server has its own")
+        if {"target", "draft"} <= set(remote) and self._is_given("cores"):
+            raise ConfigurationError("cores are for engines in this process: target and draft are behind servers")
+        if self.judge_engine_args and "judge" not in remote and models.judge in (None, models.target, models.draft):
+            raise ConfigurationError(
+                "judge_engine_args are for a judge of its own: give another judge_model, or arguments of the engine "
+                "that judges"
+            )
+        for name in ("draft_engine_args", "draft_precision"):
+            if models.draft is None and "draft" not in remote and getattr(self, name) not in ({}, "auto"):
+                raise ConfigurationError(f"{name} is for a draft model: give draft_model")
+
+    def _is_given(self, name: str) -> bool:
+        """Whether a field has another value than its default."""
+        return bool(getattr(self, name) != type(self).model_fields[name].default)
 
     def _find_runtime(self, policies: Sequence[VerifierPolicy]) -> Runtime:
         remote = self._remote_models()
@@ -126,6 +166,7 @@ class EngineFields(BaseModel):
             judge=self.judge_model if "judge" not in remote else None,
             embedding=self.embedding_model if "embedding" not in remote else None,
         )
+        self._check_unused(remote, models)
         arguments = (self.engine_args, self.draft_engine_args, self.judge_engine_args)
         speculation = self.token_speculation if "target" not in remote else "none"
         spec = RuntimeSpec(models, *arguments, remote, speculation, self.precision, self.draft_precision, self.cores)

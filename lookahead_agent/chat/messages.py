@@ -10,6 +10,7 @@ from langchain_core.messages import (
     ChatMessage,
     FunctionMessage,
     InvalidToolCall,
+    SystemMessage,
     ToolCall,
     ToolMessage,
     convert_to_messages,
@@ -36,6 +37,9 @@ _ROLES = {
 _END_REASONS = frozenset({"stop", "tool_calls", "end_turn", "stop_sequence", "STOP"})
 """Finish reasons, here and of other providers, of replies that the model ended; only others can be continued."""
 
+_NO_QUESTION = "there is no message to reply to: give a user message with text"
+_MAX_DETAIL = 80  # Characters of a file's name in a note
+
 # Content blocks that are not text; the first group repeats other fields of the message.
 _REPEATED_BLOCKS = frozenset({"reasoning", "thinking", "redacted_thinking", "tool_call_chunk"})
 _CALL_BLOCKS = frozenset({"tool_use", "function_call", "tool_call", "invalid_tool_call"})
@@ -46,23 +50,37 @@ def template_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
     # The thinking of earlier replies goes into `reasoning_content`, which a template may use or ignore. Templates take
     # valid calls only, so an invalid call becomes text of its message, as the model wrote it.
     if not messages:
-        raise ConfigurationError("there is no message to reply to")
+        raise ConfigurationError(_NO_QUESTION)
+    # Content other than text would end every later run of a thread: only instructions and a question raise an error.
+    question = _question_index(messages)
     converted: list[dict[str, Any]] = []
     for number, message in enumerate(messages, 1):
-        parts = _convert(message, f"message {number}")
+        strict = number - 1 == question or isinstance(message, SystemMessage)
+        parts = _convert(message, f"message {number}", strict=strict)
         for part in parts:
             check_encodable(part, f"message {number}")
         converted += parts
     return converted
 
 
-def _convert(message: BaseMessage, name: str) -> list[dict[str, Any]]:
-    """Convert one message, to several if its content holds tool results."""
+def _question_index(messages: Sequence[BaseMessage]) -> int | None:
+    """Return the index of the question that the reply answers; None if an assistant message has followed it."""
+    for index in reversed(range(len(messages))):
+        # The reply continues a last assistant message.
+        if isinstance(messages[index], AIMessage) and index < len(messages) - 1:
+            return None
+        if not isinstance(messages[index], (AIMessage, SystemMessage, ToolMessage, FunctionMessage)):
+            return index
+    return None
+
+
+def _convert(message: BaseMessage, name: str, *, strict: bool) -> list[dict[str, Any]]:
+    """Convert one message, to several if its content holds tool results; `strict`: its content must be text."""
     role = _role(message, name)
     if isinstance(message, AIMessage):
-        return [_convert_reply(message, name)]
+        return [_convert_reply(message)]
     results, content = _split_tool_results(message.content) if role == "user" else ([], message.content)
-    fields: dict[str, Any] = {"role": role, "content": _text(content, name, "\n")}
+    fields: dict[str, Any] = {"role": role, "content": _text(content, "\n", name if strict else None)}
     if message.name:
         fields["name"] = message.name
     if isinstance(message, ToolMessage):
@@ -82,12 +100,12 @@ def _role(message: BaseMessage, name: str) -> str:
     raise ConfigurationError(f"{name} has {label}; the model knows system, user, assistant and tool messages")
 
 
-def _convert_reply(message: AIMessage, name: str) -> dict[str, Any]:
+def _convert_reply(message: AIMessage) -> dict[str, Any]:
     calls, invalid = _calls_of(message)
     content = message.content
     if not isinstance(content, str):
         content = [block for block in content if _block_type(block) not in _CALL_BLOCKS | _REPEATED_BLOCKS]
-    texts = [_text(content, name, ""), str(message.additional_kwargs.get("refusal") or ""), *map(_call_text, invalid)]
+    texts = [_text(content, ""), str(message.additional_kwargs.get("refusal") or ""), *map(_call_text, invalid)]
     fields: dict[str, Any] = {"role": "assistant", "content": "\n".join(filter(None, texts))}
     if message.name:
         fields["name"] = message.name
@@ -189,10 +207,15 @@ def _call_from_openai(call: Any) -> ToolCall | InvalidToolCall:
     return _parse_call(name, arguments, fields.get("id"))
 
 
-def conversation(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
-    """Convert the messages of a prompt; an unfinished last assistant message is the beginning of the reply."""
+def conversation(messages: Sequence[BaseMessage], *, may_be_empty: bool = False) -> list[dict[str, Any]]:
+    """Convert the messages of a prompt; an unfinished last assistant message is the beginning of the reply.
+
+    Raises ConfigurationError if there is no question, unless the prompt `may_be_empty`.
+    """
     # A finished reply is not continued: in a graph of several agents, another agent may have written it.
     converted = template_messages(messages)
+    if not may_be_empty:
+        _check_question(messages)
     if isinstance(last := messages[-1], AIMessage):
         if any(_calls_of(last)):
             raise ConfigurationError("the last message calls tools: append a message with the result of each call")
@@ -201,13 +224,25 @@ def conversation(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
     return without_empty_replies(converted)
 
 
+def _check_question(messages: Sequence[BaseMessage]) -> None:
+    """Raise ConfigurationError if the question is empty; a history whose question was removed may have none."""
+    index = _question_index(messages)
+    if index is None:
+        is_empty = not any(isinstance(message, AIMessage) for message in messages)
+    else:
+        results, content = _split_tool_results(messages[index].content)
+        is_empty = not results and not _text(content, "").strip()
+    if is_empty:
+        raise ConfigurationError(_NO_QUESTION)
+
+
 def without_empty_replies(converted: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Drop empty assistant messages at the end, since they begin no reply; ConfigurationError if none remains."""
     kept = list(converted)
     while kept and kept[-1]["role"] == "assistant" and not kept[-1]["content"] and not kept[-1].get("tool_calls"):
         kept.pop()
     if not kept:
-        raise ConfigurationError("there is no message to reply to")
+        raise ConfigurationError(_NO_QUESTION)
     return kept
 
 
@@ -226,33 +261,61 @@ def _split_tool_results(content: Any) -> tuple[list[dict[str, Any]], Any]:
     results: list[dict[str, Any]] = []
     for block in content:
         if _block_type(block) == "tool_result":
-            text = _text(block.get("content") or "", "a tool's result", "\n")
+            text = _text(block.get("content") or "", "\n")
             results.append({"role": "tool", "content": text, "tool_call_id": str(block.get("tool_use_id") or "")})
     return results, [block for block in content if _block_type(block) != "tool_result"]
 
 
-def _text(content: Any, name: str, separator: str) -> str:
-    """Return the text of a content or of its blocks; errors call the message `name`."""
+def _text(content: Any, separator: str, name: str | None = None) -> str:
+    """Return the text of a content or of its blocks, with a note in place of a block that is not text.
+
+    With the `name` of a message, such a block raises ConfigurationError.
+    """
     if isinstance(content, str):
         return content
     texts: list[str] = []
     kinds: set[str] = set()
     for block in content:
-        match block:
-            case (
-                (str() as text)
-                | {"type": "text" | "input_text" | "output_text", "text": str() as text}
-                | {"type": "refusal", "refusal": str() as text}
-            ):
-                texts.append(text)
-            case {"text": str() as text, **rest} if "type" not in rest:
-                texts.append(text)
-            case {"json": value, **rest} if rest.get("type", "json") == "json":
-                texts.append(json.dumps(value, default=str))
-            case _:
-                kinds.add(str(block.get("type", "?")) if isinstance(block, dict) else type(block).__name__)
-    if kinds:
+        text = _block_text(block, separator)
+        if text is None:
+            kinds.add(str(block.get("type", "?")) if isinstance(block, dict) else type(block).__name__)
+            text = _note(block)
+        texts.append(text)
+    if kinds and name is not None:
         raise ConfigurationError(
             f"this model reads only text; {name} has content of the type {', '.join(sorted(kinds))}"
         )
     return separator.join(texts)
+
+
+def _block_text(block: Any, separator: str) -> str | None:
+    """Return the text of a block of a content; None: it is not text."""
+    match block:
+        case (
+            (str() as text)
+            | {"type": "text" | "input_text" | "output_text" | "text-plain", "text": str() as text}
+            | {"type": "refusal", "refusal": str() as text}
+        ):
+            return text
+        case {"text": str() as text, **rest} if "type" not in rest:
+            return text
+        case {"json": value, **rest} if rest.get("type", "json") == "json":
+            return json.dumps(value, default=str, ensure_ascii=False)
+        case {"type": "json", **value} | {"type": "non_standard", "value": {"type": "json", **value}}:
+            return json.dumps(value, default=str, ensure_ascii=False)
+        case {"type": "search_result" | "document", "content": [*inner]}:
+            heading = [block["title"]] if isinstance(block.get("title"), str) else []
+            return _text([*heading, *inner], separator)
+        case dict() if "type" not in block:
+            return json.dumps(block, default=str, ensure_ascii=False)
+    return None
+
+
+def _note(block: Any) -> str:
+    """Return a text for the model in place of a block that it cannot read."""
+    kind = _block_type(block) or "unknown"
+    source = block.get("source") if isinstance(block, dict) else None
+    fields = {**(source if isinstance(source, dict) else {}), **(block if isinstance(block, dict) else {})}
+    described = [fields.get(key) for key in ("mime_type", "media_type", "filename", "name", "title")]
+    details = ", ".join(text[:_MAX_DETAIL] for text in described if isinstance(text, str) and text)
+    return f"[{kind}{f' ({details})' if details else ''} left out: this model reads only text]"

@@ -1,23 +1,25 @@
 """`ChatLookahead`, the LangChain chat model: it builds a request for each call and converts the reply's events."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from typing import Any, Self
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.language_models.base import LangSmithParams, LanguageModelInput
 from langchain_core.load.load import ALL_SERIALIZABLE_MAPPINGS
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.tools import BaseTool
-from pydantic import ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
-from lookahead_agent.chat.binding import BindingModel, profile_of
+from lookahead_agent.chat.binding import BindingModel, DerivedProfile, profile_of
 from lookahead_agent.chat.events import StepCallbacks, as_chunk, as_message
 from lookahead_agent.chat.requests import CallDefaults
 from lookahead_agent.decoding import StepEvent
 from lookahead_agent.engines import background
 from lookahead_agent.engines.tokenizer import Tokenizer
+from lookahead_agent.errors import ConfigurationError, ContextLengthError, validation_message
 from lookahead_agent.generation.backend import ChatReply, GenerateRequest, TextDelta
 from lookahead_agent.generation.call_options import CallOptions, SamplingArguments, openai_tools
 from lookahead_agent.generation.local_backend import LocalBackend
@@ -34,6 +36,10 @@ AsyncRun = AsyncCallbackManagerForLLMRun | None
 
 ReplyEvent = TextDelta | StepEvent | AIMessage
 """The text and the steps of a reply while they are generated, then its message."""
+
+
+class ChatContextLengthError(ContextLengthError, ContextOverflowError):
+    """The prompt leaves no room for a reply: LangChain's agents catch this error, summarize, and try again."""
 
 
 class ChatLookahead(CallDefaults, BindingModel):
@@ -82,7 +88,8 @@ class ChatLookahead(CallDefaults, BindingModel):
         MissingExtraError: vLLM is not installed.
     """
 
-    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+    # Errors of pydantic would show the input, which may be an API key in a wrong field.
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid", hide_input_in_errors=True)
 
     streaming: bool = False
     """Whether `invoke` streams internally, so that callbacks receive the reply in chunks."""
@@ -94,6 +101,15 @@ class ChatLookahead(CallDefaults, BindingModel):
     """Engines for tests, in place of those that the other fields describe; `close` does not shut them down."""
 
     _backend: LocalBackend = PrivateAttr()
+    _is_constructed: bool = PrivateAttr(False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_derived_profile(cls, fields: Any) -> Any:
+        # `configurable_fields` constructs a model from all values of another one, whose profile may not apply.
+        if isinstance(fields, Mapping) and isinstance(fields.get("profile"), DerivedProfile):
+            return {name: value for name, value in fields.items() if name != "profile"}
+        return fields
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -105,7 +121,41 @@ class ChatLookahead(CallDefaults, BindingModel):
             self._backend = LocalBackend(self.engines)
         if self.profile is None:
             self.profile = profile_of(self._backend, self.max_tokens)
+        self._is_constructed = True
         return self
+
+    # Changes of fields, which are validated as the constructor's arguments are
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a field and select the engines anew; raises ConfigurationError for a value that no new model takes."""
+        if name in type(self).model_fields and getattr(self, "_is_constructed", False):
+            self._change({name: value})
+        else:
+            super().__setattr__(name, value)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Copy the model with other fields; raises ConfigurationError for a value that no new model takes."""
+        copied = super().model_copy(deep=deep)
+        if update:
+            copied._change(update)
+        return copied
+
+    def copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:  # type: ignore[override]
+        """Copy the model as `model_copy` does; pydantic keeps this name for older programs."""
+        return self.model_copy(update=update, deep=deep)
+
+    def _change(self, update: Mapping[str, Any]) -> None:
+        try:
+            changed = type(self)(**{name: getattr(self, name) for name in self.model_fields_set} | dict(update))
+        except ValidationError as error:
+            raise ConfigurationError(validation_message(error)) from error
+        self.__dict__.pop("_serialized", None)
+        self.__dict__.update({name: getattr(changed, name) for name in (*update, "profile")})
+        self.__pydantic_fields_set__.update(update)
+        own, other = self._backend.runtime, changed._backend.runtime
+        # Running engines stay if only the fields of calls change.
+        if self.engines is not None or own is None or other is None or own.spec != other.spec:
+            self._backend = changed._backend
 
     # Generation
 
@@ -145,23 +195,25 @@ class ChatLookahead(CallDefaults, BindingModel):
         """Yield the text of a reply, then its message; step events go to the callbacks."""
         request = self.request(messages, _options(stop, options), run_manager=run_manager)
         steps = StepCallbacks(request, self.stream_steps, run_manager)
-        for event in background.stream(self.generate_events(request)):
-            if isinstance(event, StepEvent):
-                steps.send(event)
-            else:
-                yield event
+        with _langchain_errors():
+            for event in background.stream(self.generate_events(request)):
+                if isinstance(event, StepEvent):
+                    steps.send(event)
+                else:
+                    yield event
 
     async def _aevents(
         self, messages: Messages, stop: Stop, run_manager: AsyncRun, options: dict[str, Any]
     ) -> AsyncGenerator[TextDelta | AIMessage, None]:
         request = self.request(messages, _options(stop, options), run_manager=run_manager)
         steps = StepCallbacks(request, self.stream_steps, run_manager)
-        async with aclosing(background.astream(self.generate_events(request))) as events:
-            async for event in events:
-                if isinstance(event, StepEvent):
-                    await steps.asend(event)
-                else:
-                    yield event
+        with _langchain_errors():
+            async with aclosing(background.astream(self.generate_events(request))) as events:
+                async for event in events:
+                    if isinstance(event, StepEvent):
+                        await steps.asend(event)
+                    else:
+                        yield event
 
     async def generate_events(self, request: GenerateRequest) -> AsyncGenerator[ReplyEvent, None]:
         """Yield the text and the steps of a reply, then its message; must run in the background loop."""
@@ -222,7 +274,8 @@ class ChatLookahead(CallDefaults, BindingModel):
             ConfigurationError: A call with these arguments would raise it.
         """
         options = _options(None, {"tools": openai_tools(tools), **kwargs})
-        background.submit(self._warm(self.request(self._convert_input(input).to_messages(), options)))
+        messages = self._convert_input(input).to_messages()
+        background.submit(self._warm(self.request(messages, options, may_be_empty=True)))
 
     async def _warm(self, request: GenerateRequest) -> None:
         await (await self._choose_backend()).warm(request)
@@ -296,6 +349,15 @@ class ChatLookahead(CallDefaults, BindingModel):
     def _recommended_sampling(self) -> Mapping[str, Any]:
         entry = self._backend.catalogue_entry
         return entry.sampling if entry is not None else GREEDY
+
+
+@contextmanager
+def _langchain_errors() -> Iterator[None]:
+    """Raise an error that LangChain has a class for as that class too."""
+    try:
+        yield
+    except ContextLengthError as error:
+        raise ChatContextLengthError(str(error)) from error
 
 
 def _options(stop: list[str] | None, options: Mapping[str, Any]) -> CallOptions:

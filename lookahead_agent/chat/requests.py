@@ -56,11 +56,13 @@ class CallDefaults(SamplingArguments, EngineFields):
         options: CallOptions,
         *,
         run_manager: RunManager | None = None,
+        may_be_empty: bool = False,
     ) -> GenerateRequest:
         """Build the request of a call with these options; `run_manager` knows the calling node.
 
-        A `prompt` of text or token ids bypasses the chat template. With messages, the reply continues a last assistant
-        message, unless that is a finished reply.
+        Without a question it raises ConfigurationError, unless the prompt `may_be_empty`. A `prompt` of text or token
+        ids bypasses the chat template. With messages, the reply continues a last assistant message, unless that is a
+        finished reply.
         """
         policy, node = self._chosen_policy(options, run_manager)
         messages: list[dict[str, Any]] | None = None
@@ -68,12 +70,14 @@ class CallDefaults(SamplingArguments, EngineFields):
         question = ""
         if isinstance(prompt, str):
             check_encodable(prompt, "the prompt")
+            if not prompt:
+                raise ConfigurationError("the prompt is empty")
             text_or_ids = question = prompt
         elif prompt and isinstance(prompt[0], int):
             text_or_ids = [part for part in prompt if isinstance(part, int)]
         else:
             history = [part for part in prompt if isinstance(part, BaseMessage)]
-            messages = conversation(history)
+            messages = conversation(history, may_be_empty=may_be_empty)
             question = next((message.text for message in reversed(history) if not isinstance(message, AIMessage)), "")
             if continues(messages) and options.structured is not None:
                 raise ConfigurationError(
@@ -97,6 +101,10 @@ class CallDefaults(SamplingArguments, EngineFields):
             action_markers=options.action_markers,
             tool_parser=self.tool_parser,
             target_timeout=self.timeout,
+            # A server has other clients, whose tokens are not seen here.
+            stall_timeout=self.stall_timeout
+            if self.base_url is None or "stall_timeout" in self.model_fields_set
+            else None,
             audit_rate=self.audit_rate,
         )
 

@@ -15,8 +15,8 @@ from operator import itemgetter
 from typing import Any, Literal
 
 from langchain_core.exceptions import OutputParserException
-from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.output_parsers import BaseOutputParser, BaseTransformOutputParser, JsonOutputParser
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.output_parsers import BaseOutputParser, BaseTransformOutputParser
 from langchain_core.outputs import ChatGeneration, Generation
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
 from langchain_core.tools import BaseTool
@@ -25,6 +25,7 @@ from langchain_core.utils.json import parse_json_markdown
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 from pydantic.errors import PydanticUserError
 from pydantic.v1 import BaseModel as BaseModelV1
+from pydantic_core import from_json
 from typing_extensions import is_typeddict
 
 from lookahead_agent.engines.json_schema import KEYWORDS, relocated, target
@@ -37,7 +38,8 @@ Method = Literal["json_schema", "function_calling", "json_mode"]
 
 _VALUE = "value"  # Argument of the tool call if the values of its schema are not objects
 _MAX_NAME_LENGTH = 64
-_UNSET = object()
+_UNSET: Any = object()
+_PARSES_PER_LENGTH = 16  # parses of a stream while its text doubles, at most
 
 
 def _identity(value: Any) -> Any:
@@ -178,7 +180,9 @@ class FormParser(BaseTransformOutputParser[Any]):
 
     def _parse_text(self, generation: Generation, partial: bool) -> Any:
         if partial:
-            return JsonOutputParser().parse_result([generation], partial=True)
+            with suppress(ValueError):
+                return parse_json_markdown(generation.text.strip(), parser=_partial_loads)
+            return None
         try:
             return parse_json_markdown(generation.text.strip(), parser=loads)
         except ValueError as error:
@@ -198,25 +202,24 @@ class FormParser(BaseTransformOutputParser[Any]):
                     raise _parsing_error(generation, f"has no {error} in its call of {self.form.name}") from error
         raise _parsing_error(generation, f"has no whole call of {self.form.name}")
 
-    # A stream yields each partial result that differs from the one before, and then the complete result.
+    # A stream yields partial results that differ from the one before, and then the complete result. Each is a whole
+    # value, so a long reply is parsed only after it has grown by a share of its length.
 
     def _transform(self, input: Iterator[str | BaseMessage]) -> Iterator[Any]:
-        whole: Any = None
-        last: Any = _UNSET
+        whole, last = _GrowingReply(), _UNSET
         for chunk in input:
-            whole = chunk if whole is None else whole + chunk
-            for result in self._new_results(whole, last, partial=True):
-                yield (last := result)
-        yield from self._new_results(whole, last, partial=False)
+            if whole.add(chunk):
+                for result in self._new_results(whole.sum(), last, partial=True):
+                    yield (last := result)
+        yield from self._new_results(whole.sum(), last, partial=False)
 
     async def _atransform(self, input: AsyncIterator[str | BaseMessage]) -> AsyncIterator[Any]:
-        whole: Any = None
-        last: Any = _UNSET
+        whole, last = _GrowingReply(), _UNSET
         async for chunk in input:
-            whole = chunk if whole is None else whole + chunk
-            for result in self._new_results(whole, last, partial=True):
-                yield (last := result)
-        for result in self._new_results(whole, last, partial=False):
+            if whole.add(chunk):
+                for result in self._new_results(whole.sum(), last, partial=True):
+                    yield (last := result)
+        for result in self._new_results(whole.sum(), last, partial=False):
             yield result
 
     def _new_results(self, whole: Any, last: Any, *, partial: bool) -> list[Any]:
@@ -229,6 +232,44 @@ class FormParser(BaseTransformOutputParser[Any]):
         # True and 1 are equal, but not the same result.
         unchanged = type(result) is type(last) and result == last
         return [] if unchanged or (partial and result is None) else [result]
+
+
+class _GrowingReply:
+    """The sum of a stream's chunks, which are added up when it is asked for."""
+
+    def __init__(self) -> None:
+        self._whole: Any = None
+        self._chunks: list[Any] = []
+        self._length = 0  # characters of text
+        self._parse_at = 0  # length from which the sum is parsed again
+
+    def add(self, chunk: str | BaseMessage) -> bool:
+        """Add a chunk, and return whether the sum is to be parsed."""
+        self._chunks.append(chunk)
+        self._length += len(chunk if isinstance(chunk, str) else chunk.text)
+        has_calls = isinstance(chunk, AIMessageChunk) and bool(chunk.tool_call_chunks)
+        if self._length < self._parse_at and not has_calls:
+            return False
+        self._parse_at = self._length + self._length // _PARSES_PER_LENGTH
+        return True
+
+    def sum(self) -> Any:
+        """Return the sum of all chunks; None: there are none."""
+        if self._chunks and isinstance(self._chunks[0], str):
+            self._whole = "".join([self._whole or "", *self._chunks])
+        elif self._chunks:
+            first, *rest = self._chunks if self._whole is None else [self._whole, *self._chunks]
+            self._whole = first + rest if rest else first
+        self._chunks.clear()
+        return self._whole
+
+
+def _partial_loads(text: str) -> Any:
+    """Parse the beginning of JSON in linear time; an unfinished text is complete. Raises JSONDecodeError."""
+    try:
+        return from_json(text, allow_partial="trailing-strings", allow_inf_nan=False)
+    except ValueError as error:
+        raise json.JSONDecodeError(str(error), text, 0) from None
 
 
 def _parsing_error(generation: Generation, why: str) -> OutputParserException:

@@ -4,16 +4,17 @@ import json
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
+from pathlib import Path
 from typing import Annotated
 
 import psutil
 import typer
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 
 from lookahead_agent.certificates.drift_monitor import AUDIT_RATE
-from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli import options
 from lookahead_agent.cli.terminal import ProgressBars, Terminal, as_rich
 from lookahead_agent.engines import background
@@ -40,6 +41,10 @@ _HOSTS = (
     "end so, * for all. Repeatable."
 )
 _ORIGIN = "Origin of web pages that may call it. Repeatable."
+_KEY_FILE = "File with one API key a line; each is a client with its own cache and share. Beside LOOKAHEAD_SERVER_KEY."
+_TIMEOUT = "Seconds without a token after which a reply fails. Default: 120, in which no reply gets a token."
+_START_MODELS = "Let the policy of a request start models that do not run; others wait meanwhile."
+StartModels = Annotated[bool, typer.Option("--start-models", help=_START_MODELS)]
 _AUDIT = "Share of the steps accepted by a certificate that are looked at again."
 
 
@@ -58,6 +63,9 @@ def serve(
     queue: Annotated[int, typer.Option(min=0, help="Replies that may wait; beyond, 429.")] = 64,
     allowed_host: Annotated[list[str] | None, typer.Option(metavar="NAME", help=_HOSTS)] = None,
     cors_origin: Annotated[list[str] | None, typer.Option(metavar="ORIGIN", help=_ORIGIN)] = None,
+    key_file: Annotated[Path | None, typer.Option(help=_KEY_FILE)] = None,
+    start_models: StartModels = False,
+    timeout: Annotated[float | None, typer.Option(min=0.1, help=_TIMEOUT)] = None,
     request_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for a request to arrive.")] = 20,
     max_connections: Annotated[int, typer.Option(min=1, help="Most connections at once.")] = 512,
     grace: Annotated[int, typer.Option(min=0, help="Seconds that running replies have to end at shutdown.")] = 60,
@@ -67,8 +75,8 @@ def serve(
     If the environment variable LOOKAHEAD_SERVER_KEY is set, clients must send its value as the API key.
     """
     run_server = server_runner()
-    key = os.environ.get(_KEY) or None
-    if host not in _LOCAL and key is None:
+    keys = server_keys(key_file)
+    if host not in _LOCAL and not keys:
         message = f"anybody who reaches {host} could use the server: set {_KEY} to a key that clients must send"
         raise typer.BadParameter(message, param_hint="--host")
     llm = models.chat_model(
@@ -77,29 +85,58 @@ def serve(
         policies=options.node_policies(node_policy),
         audit_rate=audit_rate,
         max_tokens=max_tokens,
+        **({"timeout": timeout} if timeout is not None else {}),
     )
     settings = ServerSettings(
-        api_key=SecretStr(key) if key else None,
+        api_key=keys,
         served_model=served_model,
         max_body_bytes=max_body,
         max_tokens=max_tokens,
         concurrent=concurrent,
         queue=queue,
         allowed_hosts=("localhost", host, *(allowed_host or ())),
+        start_models=start_models,
         cors_origins=tuple(cors_origin or ()),
         request_timeout=request_timeout,
         connections=max_connections,
     )
-    # Bound before models load, listening after: a client that can connect gets a reply.
+    # It listens before the models load: a second server on this address ends here, and clients get status 503.
     with closing(_bound(host, port)) as listener, llm:
-        llm.start(ProgressBars())
-        listener.listen()  # connections wait in the backlog until the event loop runs
         name = f"[{host}]" if ":" in host else host
-        Terminal(stderr=True).print(f"Serving on http://{name}:{listener.getsockname()[1]}/v1 (Ctrl-C to stop)")
-        run_server(llm, settings, listener, grace)
+        address = f"http://{name}:{listener.getsockname()[1]}/v1"
+        stderr = Terminal(stderr=True)
+        run_server(
+            llm,
+            settings,
+            listener,
+            grace,
+            progress=ProgressBars(),
+            on_ready=lambda: stderr.print(f"Serving on {address} (Ctrl-C to stop)"),
+        )
 
 
-def server_runner() -> Callable[[ChatLookahead, ServerSettings, socket.socket, int], None]:
+def server_keys(file: Path | None) -> tuple[SecretStr, ...]:
+    """Read the API keys of the environment and of a file; no error contains one."""
+    keys: list[SecretStr] = []
+    sources = {_KEY: [os.environ[_KEY]] if os.environ.get(_KEY) else []}
+    if file is not None:
+        try:
+            lines = file.read_text(encoding="ascii").splitlines()
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it has characters outside of ASCII"
+            raise typer.BadParameter(f"{file} cannot be read: {reason}", param_hint="--key-file") from None
+        sources[str(file)] = [line for line in lines if line.strip()]
+        if not sources[str(file)]:
+            raise typer.BadParameter(f"{file} has no key", param_hint="--key-file")
+    for source, texts in sources.items():
+        try:
+            keys += ServerSettings.model_validate({"api_key": texts}).api_key
+        except ValidationError as error:
+            raise ConfigurationError(f"{source}: {error.errors(include_input=False)[0]['msg']}") from None
+    return tuple(keys)
+
+
+def server_runner() -> Callable[..., None]:
     """Import the function that runs a server; raises MissingExtraError without the extra."""
     with extra_imports("the server needs its extra: pip install 'lookahead-agent[server]'"):
         from lookahead_agent.server.uvicorn_server import run_server
@@ -107,10 +144,12 @@ def server_runner() -> Callable[[ChatLookahead, ServerSettings, socket.socket, i
 
 
 def _bound(host: str, port: int) -> socket.socket:
+    """Return a socket that listens: an address that another server has bound, even if it loads, is refused."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen()
     except OSError as error:
         listener.close()
         raise ConfigurationError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from error
@@ -118,6 +157,7 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 _NOT_RUNNING = 3  # Exit status of `status` if nothing runs, as for service managers
+_END_SECONDS = 600.0  # until `down` gives a daemon up that does not end
 _FOREGROUND = "Stay in the foreground, as for a service manager."
 
 
@@ -127,6 +167,7 @@ def up(
     policy: options.Policy = options.DEFAULT_POLICY,
     depth: options.Depth = None,
     foreground: Annotated[bool, typer.Option("--foreground", help=_FOREGROUND)] = False,
+    start_models: StartModels = False,
     grace: Annotated[int, typer.Option(min=0, help="Seconds that running replies have at `down`.")] = 60,
 ) -> None:
     """Keep engines running in the background: `ask`, `agent` and scripts with the same models answer at once.
@@ -151,7 +192,7 @@ def up(
             llm.start(ProgressBars())
             listener.listen()
             lock.truncate(0)  # no longer a `starting_pid`
-            run_server(llm, daemon_settings(digest), listener, grace)
+            run_server(llm, daemon_settings(digest, start_models=start_models), listener, grace)
     else:
         pid = start_daemon([*sys.argv[1:], "--foreground"], lambda line: stderr.print(line, soft_wrap=True))
         stderr.print(
@@ -199,8 +240,19 @@ def down() -> None:
     try:
         process = psutil.Process(pid)
         process.terminate()
-        process.wait()
+        wait_for_end(process)
     except psutil.NoSuchProcess:
         return
     except psutil.Error as error:
         raise EngineError(f"process {pid} cannot be ended: {error}") from error
+
+
+def wait_for_end(process: psutil.Process) -> None:
+    """Wait for the end of the daemon, whose running replies have time; raises EngineError if it cannot end."""
+    deadline = time.monotonic() + _END_SECONDS
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        if process.status() == psutil.STATUS_STOPPED or time.monotonic() > deadline:
+            state = "is stopped" if process.status() == psutil.STATUS_STOPPED else "does not end"
+            raise EngineError(f"process {process.pid} {state}: `kill -9 {process.pid}` ends it and its engines")
+        with suppress(psutil.TimeoutExpired):
+            process.wait(0.5)

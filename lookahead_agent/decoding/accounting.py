@@ -1,8 +1,14 @@
 """Token counts and timings of one reply."""
 
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from typing import ClassVar, Literal
+
+from lookahead_agent.engines.protocol import Engine
+
+_SECONDS_PER_PROMPT_TOKEN = 0.1  # granted to a prompt: more than the slowest measured processor needs to read one
 
 
 @dataclass
@@ -124,6 +130,7 @@ class ReplyReport:
     draft_prompt: PromptCounts = field(default_factory=PromptCounts)
     seconds: dict[str, float] = field(default_factory=dict)
     speculation_disabled: str | None = None  # the reason, if speculation ended before the reply did
+    silent: Literal["draft", "verifier"] | None = None  # the part whose silence is the reason
 
     def first_prompt(self, drafts: bool, tokens: int) -> PromptCounts | None:
         """Record the prompt of an engine's first request; None if the engine has had one for this reply."""
@@ -143,6 +150,7 @@ class ReplyReport:
             self.target_prompt, self.draft_prompt = other.target_prompt, other.draft_prompt
         self.seconds = {name: self.seconds.get(name, 0.0) + value for name, value in other.seconds.items()}
         self.speculation_disabled = self.speculation_disabled or other.speculation_disabled
+        self.silent = self.silent or other.silent
 
     def not_part_of_reply(self) -> None:
         """Count committed tokens as aborted: they only served to decide how the reply begins."""
@@ -164,3 +172,29 @@ class ReplyReport:
 def acceptance_rate(accepted: int, steps: int) -> float:
     """The acceptance rate α: the share of a reply's steps that the draft wrote; 0 for a reply without steps."""
     return accepted / steps if steps else 0.0
+
+
+@dataclass(eq=False)
+class EngineProgress:
+    """The latest token of an engine for anybody: a request that waits behind others is not stalled."""
+
+    advanced_at: float = float("-inf")  # on the event loop's clock
+
+    _by_engine: ClassVar[weakref.WeakKeyDictionary[Engine, "EngineProgress"]] = weakref.WeakKeyDictionary()
+
+    @classmethod
+    def of(cls, engine: Engine) -> "EngineProgress":
+        """Return the progress of an engine; one that cannot be referred to weakly has none to share."""
+        try:
+            return cls._by_engine.setdefault(engine, cls())
+        except TypeError:
+            return cls()
+
+    def advance(self, now: float) -> None:
+        """Record a token."""
+        self.advanced_at = now
+
+
+def stall_limit(seconds: float, prompt_length: int) -> float:
+    """The seconds without progress after which a request with a prompt of this length, in tokens, has stalled."""
+    return seconds + _SECONDS_PER_PROMPT_TOKEN * prompt_length

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from lookahead_agent.decoding.step import Source
 from lookahead_agent.decoding.streams import StepWriter, Stream, Streams
+from lookahead_agent.engines.background import describe, is_cancelled, wait_for_end
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.engines.shared_draft import BufferLines
 
@@ -67,7 +68,7 @@ class DraftFollower:
     async def close(self) -> None:
         """Stop following, and wait until all draft requests have ended."""
         self._stop()
-        await asyncio.gather(*self._open_tasks, return_exceptions=True)
+        await wait_for_end(self._open_tasks)
         self._buffer.close()
 
     def _has_diverged(self, writer: StepWriter) -> bool:
@@ -131,7 +132,9 @@ class DraftFollower:
                             line.extend(delta.token_ids)
                         self._output.extend(delta.token_ids)
                         self._compare()
-        except Exception as error:
+        except BaseException as error:
+            if is_cancelled() and isinstance(error, asyncio.CancelledError):
+                raise
             # Draft tokens only save time: the target continues without them.
             self._failed = True
-            logger.warning("no more draft tokens: %s", str(error) or type(error).__name__)
+            logger.warning("no more draft tokens: %s", describe(error))

@@ -3,14 +3,15 @@
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from lookahead_agent.decoding import step as steps
-from lookahead_agent.decoding.accounting import ReplyClock, ReplyReport
+from lookahead_agent.decoding.accounting import ReplyClock, ReplyReport, stall_limit
 from lookahead_agent.decoding.draft_follower import DraftFollower
+from lookahead_agent.decoding.foreign import call_part
 from lookahead_agent.decoding.prefixes import Prefixes, without_surrogates
 from lookahead_agent.decoding.request import DecodingSettings, OnStep, Reply, ReplyRequest, StepEvent, StepEventKind
 from lookahead_agent.decoding.scheduler import LookaheadScheduler
@@ -25,11 +26,24 @@ from lookahead_agent.decoding.verifier import (
     Verdict,
     Verifier,
 )
+from lookahead_agent.engines.background import describe, is_cancelled, is_foreign, wait_for_end
 from lookahead_agent.engines.protocol import Engine, SupportsSharedDraft
 from lookahead_agent.engines.shared_draft import BufferLines
 from lookahead_agent.errors import ConfigurationError, EngineError
 
 logger = logging.getLogger(__name__)
+
+_MORE_PATIENCE = 4.0  # factor on the patience with a draft or verifier that was late, and not silent
+_INSTANT = 1e-3  # seconds by which a timer may be early
+
+Part = Literal["draft", "verifier"]
+
+
+class _SilenceError(EngineError):
+    """A model or the verifier gave nothing in its time."""
+
+    def __init__(self, part: str, seconds: float) -> None:
+        super().__init__(f"{part} gave no sign of life for {seconds:g} s")
 
 
 async def lookahead(
@@ -93,6 +107,16 @@ class _Loop:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._verdicts: dict[int, Verdict] = {}  # on undecided draft steps, by job
         self._invalid_request: ConfigurationError | None = None
+        self._engines_reason: str | None = None  # why the target's engine ended the reply, such as "content_filter"
+        self._timers: dict[int, asyncio.TimerHandle] = {}  # that notice silence, by job
+        # Without a draft first, or rounds, the target never waits for the draft.
+        self._waits_for_draft = settings.synchronous or isinstance(self.verifier, DraftVerifier)
+        self._patience: dict[Part, float] = {"draft": settings.patience, "verifier": settings.patience}
+        self._silent: dict[int, Part] = {}  # jobs that are late or have timed out
+        self._is_foreign = is_foreign(self.verifier)  # whether a user's class verifies
+        self._asking: asyncio.Task[None] | None = None  # asks it whether a step is ruled out
+        self._verifying: dict[int, float] = {}  # by verification job: since when the verifier is silent
+        self._verifier_waited = 0.0  # seconds since the last verdict, carried over from aborted jobs
 
     async def run(self) -> Reply:
         try:
@@ -106,11 +130,12 @@ class _Loop:
             await self._close()
         self._report.seconds = self._clock.seconds()
         self._report.speculation_disabled = self._scheduler.speculation_disabled
+        self._report.silent = self._silent.get(self._scheduler.disabled_by or 0)
         committed = self._prefixes.committed
         return Reply(
             text=committed.finish(),
             token_ids=tuple(committed.token_ids),
-            finish_reason="length" if end is StepEnd.BUDGET else "stop",
+            finish_reason=self._engines_reason or "length" if end is StepEnd.BUDGET else "stop",
             report=self._report,
             text_ends=tuple(committed.text_ends),
             truncated=end is not StepEnd.EOS,
@@ -147,10 +172,23 @@ class _Loop:
 
     def _start(self, job: int, node: Node, source: Source, rank: int, *, live: bool) -> None:
         awaits_thinking = self._scheduler.awaits_thinking
-        writer = self._streams.start(job, node, source, rank, live=live, awaits_thinking=awaits_thinking)
-        if self._follower is not None:
-            self._follower.step_started(writer)
+        try:
+            writer = self._streams.start(job, node, source, rank, live=live, awaits_thinking=awaits_thinking)
+            if self._follower is not None:
+                self._follower.step_started(writer)
+        except BaseException as error:  # the engine is foreign code
+            self._events.put_nowait(self._failure(job, source, error))
+            return
         self._spawn(job, partial(self._write, writer))
+        now, stall = asyncio.get_running_loop().time(), self.settings.stall_timeout
+        if source is Source.TARGET and stall is not None:
+            limit, progress = stall_limit(stall, writer.stream.prompt_length), self._streams.target_progress
+            self._watch(job, lambda: max(now, progress.advanced_at), lambda: limit, self._stalled)
+        elif source is Source.DRAFT and self._waits_for_draft:
+            streams, patience = self._streams, self._patience
+            self._watch(
+                job, lambda: streams.draft_silent_since, lambda: patience["draft"], partial(self._late, "draft")
+            )
 
     def _commit(self, node: Node) -> None:
         writer = self._streams.writers.pop(node.job)
@@ -165,8 +203,12 @@ class _Loop:
         task = self._tasks.get(job)
         if task is not None:
             task.cancel()
+        if (since := self._verifying.pop(job, None)) is not None:
+            self._verifier_waited = asyncio.get_running_loop().time() - since
         if job in self._streams.writers:
             writer = self._decided(job)
+            if writer.complete is None and writer.stream.source is Source.DRAFT:
+                self._streams.draft_aborted()
             writer.stream.counts.aborted += writer.generated
             self._emit_step("aborted", writer)
             self._retire(writer.stream, task)
@@ -185,12 +227,15 @@ class _Loop:
     async def _write(self, writer: StepWriter) -> steps.Event:
         source = writer.stream.source
         with self._clock.draft if source is Source.DRAFT else self._clock.target:
-            async with self._streams.idle_timeout(source) as idle_timeout:
-                try:
+            try:
+                async with self._streams.idle_timeout(source) as idle_timeout:
                     return await self._read_step(writer, idle_timeout)
-                except asyncio.CancelledError:
-                    self._streams.step_aborted(source)
+            except TimeoutError as error:
+                if not idle_timeout.expired():
                     raise
+                if source is Source.DRAFT:
+                    self._silent[writer.job] = "draft"
+                raise _SilenceError(f"the {source.value} model", self._streams.limits[source] or 0) from error
 
     async def _read_step(self, writer: StepWriter, idle_timeout: asyncio.Timeout) -> steps.Event:
         stream = writer.stream
@@ -209,6 +254,8 @@ class _Loop:
             elif stream.finish_reason is None:
                 raise EngineError("the engine ended a reply without saying why")
             else:
+                if stream.source is Source.TARGET:
+                    self._engines_reason = None if stream.finish_reason in ("stop", "length") else stream.finish_reason
                 return self._written(writer, writer.segmenter.close(stream.finish_reason))
 
     def _written(self, writer: StepWriter, step: Step) -> steps.StepWritten:
@@ -234,10 +281,46 @@ class _Loop:
             if draft is None or not draft.generated or candidate.rank in target.refuted:
                 continue
             target_so_far = target_so_far or self._partial(target)
-            if self._early.refutes(self._partial(draft), target_so_far):
-                target.refuted |= {candidate.rank}
-                self._report.refuted += 1
-                self._events.put_nowait(steps.Refuted(node.target_job, candidate.rank))
+            if self._early is None:
+                return
+            if self._is_foreign:
+                if self._asking is None or self._asking.done():
+                    ask = self._ask_early(self._early, self._partial(draft), target_so_far, target, candidate.rank)
+                    self._asking = asyncio.get_running_loop().create_task(ask)
+            elif self._refutes(self._early, self._partial(draft), target_so_far):
+                self._refuted(target, candidate.rank)
+
+    def _refutes(self, verifier: EarlyVerifier, draft: PartialStep, target: PartialStep) -> bool:
+        """Ask a verifier, whose error must not fail the model's job that asks: the answer only saves work."""
+        try:
+            return bool(verifier.refutes(draft, target))
+        except BaseException as error:
+            self._early = None
+            logger.warning("the verifier cannot rule out steps early: %s", describe(error))
+            return False
+
+    async def _ask_early(
+        self, verifier: EarlyVerifier, draft: PartialStep, so_far: PartialStep, target: StepWriter, rank: int
+    ) -> None:
+        """Ask a user's verifier about a pair, one at a time: it may take longer than the next token."""
+
+        draft, so_far = (replace(part, token_ids=tuple(part.token_ids)) for part in (draft, so_far))
+
+        async def refutes() -> bool:
+            return self._refutes(verifier, draft, so_far)
+
+        if (
+            await call_part(verifier, refutes)
+            and target.job in self._streams.writers
+            and not target.complete
+            and rank not in target.refuted
+        ):
+            self._refuted(target, rank)
+
+    def _refuted(self, target: StepWriter, rank: int) -> None:
+        target.refuted |= {rank}
+        self._report.refuted += 1
+        self._events.put_nowait(steps.Refuted(target.job, rank))
 
     def _partial(self, writer: StepWriter) -> PartialStep:
         if writer.complete is not None:
@@ -250,42 +333,89 @@ class _Loop:
         node, draft = writer.node, writer.complete
         assert draft is not None
         question, before = self.request.question, self._prefixes.text(node)
+        verify: Callable[[], Awaitable[Verdict]]
+        if isinstance(self.verifier, DraftVerifier):
+            prefix = tuple(self._prefixes.ids(node, Source.TARGET))
+            verify = partial(self.verifier.verify_draft, DraftStep(question, before, draft, prefix))
+        else:
+            assert self.verifier is not None
+            assert target is not None
+            verify = partial(self.verifier.verify, StepPair(question, before, draft, target, node.position))
+        loop, limit = asyncio.get_running_loop(), self.settings.verifier_timeout
+        since = self._verifying[job] = loop.time() - self._verifier_waited
+        self._watch(job, lambda: since, lambda: self._patience["verifier"], partial(self._late, "verifier"))
         with self._clock.verifier:
-            async with asyncio.timeout(self.settings.verifier_timeout):
-                if isinstance(self.verifier, DraftVerifier):
-                    prefix = tuple(self._prefixes.ids(node, Source.TARGET))
-                    verdict = await self.verifier.verify_draft(DraftStep(question, before, draft, prefix))
-                else:
-                    assert self.verifier is not None
-                    assert target is not None
-                    verdict = await self.verifier.verify(StepPair(question, before, draft, target, node.position))
+            try:
+                async with asyncio.timeout(limit) as timeout:
+                    verdict = await (call_part(self.verifier, verify) if self._is_foreign else verify())
+            except TimeoutError as error:
+                if not timeout.expired():
+                    raise
+                self._silent[job] = "verifier"
+                raise _SilenceError("the verifier", limit) from error
+        self._verifying.pop(job, None)
+        self._verifier_waited = 0.0
         if verdict.score is not None and math.isnan(verdict.score):
             raise EngineError("the verifier's score is not a number")
         self._report.judge_calls += verdict.judge_calls
         self._verdicts[writer.job] = verdict
         self._emit("judged", writer, started, self._clock.now(), verdict)
         logger.debug("%s: %r for %r", verdict, writer.complete, target)
-        return steps.Judged(job, verdict.accepted)
+        return steps.Judged(job, bool(verdict.accepted))
 
     def _spawn(self, job: int, work: Callable[[], Coroutine[Any, Any, steps.Event]]) -> None:
         task = self._tasks[job] = asyncio.get_running_loop().create_task(self._run_job(job, work))
-        task.add_done_callback(lambda _: self._tasks.pop(job, None))
+        task.add_done_callback(lambda _: self._job_ended(job))
+
+    def _job_ended(self, job: int) -> None:
+        self._tasks.pop(job, None)
+        if (timer := self._timers.pop(job, None)) is not None:
+            timer.cancel()
+
+    def _watch(
+        self, job: int, since: Callable[[], float], limit: Callable[[], float], silent: Callable[[int, float], None]
+    ) -> None:
+        """Call `silent` with the job and its silence in seconds, once nothing has come from it for as long as `limit`.
+
+        One timer per limit and not one per token, which would cost more than the token.
+        """
+        loop = asyncio.get_running_loop()
+
+        def check() -> None:
+            silence = loop.time() - since()
+            if silence < limit() - _INSTANT:
+                self._timers[job] = loop.call_later(limit() - silence, check)
+            else:
+                silent(job, silence)
+
+        self._timers[job] = loop.call_later(max(0.0, limit() - (loop.time() - since())), check)
+
+    def _late(self, part: Part, job: int, silence: float) -> None:
+        self._silent[job] = part
+        who = "the draft model" if part == "draft" else "the verifier"
+        self._events.put_nowait(steps.Late(job, str(_SilenceError(who, round(silence, 1)))))
+
+    def _stalled(self, job: int, silence: float) -> None:
+        self._events.put_nowait(steps.Failed(job, str(_SilenceError("the target model", round(silence)))))
 
     async def _run_job(self, job: int, work: Callable[[], Coroutine[Any, Any, steps.Event]]) -> None:
         try:
             event = await work()
-        except Exception as error:
-            logger.debug("job %d failed", job, exc_info=True)
+            if (part := self._silent.pop(job, None)) is not None:
+                self._patience[part] *= _MORE_PATIENCE
+        except BaseException as error:
+            # Foreign code may raise what ends a loop or a program, and CancelledError without being cancelled.
+            if isinstance(error, asyncio.CancelledError) and is_cancelled():
+                raise
             writer = self._streams.writers.get(job)
-            if isinstance(error, ConfigurationError) and writer and writer.stream.source is Source.TARGET:
-                self._invalid_request = error
-            reason = str(error) or type(error).__name__
-            if isinstance(error, TimeoutError):
-                limit = self._streams.limits[writer.stream.source] if writer else self.settings.verifier_timeout
-                who = f"the {writer.stream.source.value} model" if writer else "the verifier"
-                reason = f"{who} gave no sign of life for {limit or 0:g} s"
-            event = steps.Failed(job, reason)
+            event = self._failure(job, writer.stream.source if writer is not None else None, error)
         self._events.put_nowait(event)
+
+    def _failure(self, job: int, source: Source | None, error: BaseException) -> steps.Failed:
+        logger.debug("job %d failed", job, exc_info=error)
+        if isinstance(error, ConfigurationError) and source is Source.TARGET:
+            self._invalid_request = error
+        return steps.Failed(job, describe(error))
 
     def _emit_step(self, kind: StepEventKind, writer: StepWriter) -> None:
         verdict = self._verdicts.pop(writer.job, None) if kind not in ("drafted", "written") else None
@@ -312,11 +442,14 @@ class _Loop:
 
     async def _clean(self) -> None:
         """Cancel every job, abort every engine request and count their tokens."""
-        for task in self._tasks.values():
+        tasks = [*self._tasks.values(), *([self._asking] if self._asking is not None else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await wait_for_end(tasks)
         if self._follower is not None:
             await self._follower.close()
-        for writer in self._streams.writers.values():
-            self._emit_step("aborted", writer)
-        await self._streams.close()
+        try:
+            for writer in self._streams.writers.values():
+                self._emit_step("aborted", writer)
+        finally:
+            await self._streams.close()

@@ -31,6 +31,11 @@ class DecodingSettings:
     verifier_timeout: float = 60.0  # seconds of one verdict after which speculation is disabled
     draft_timeout: float = 120.0  # seconds without a draft token after which speculation is disabled
     target_timeout: float | None = None  # seconds without a target token after which the request fails; None: never
+    # The same while the target's engine gives no token to any other request either, and after more time for a long
+    # prompt; see `EngineProgress`. None: never
+    stall_timeout: float | None = 120.0
+    # Seconds of silence of the draft or the verifier after which the target continues meanwhile, wherever it would wait
+    patience: float = 2.0
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class Reply:
 
     text: str  # without stop string and end-of-sequence
     token_ids: tuple[int, ...]  # with the tokens of a stop string and the end-of-sequence
-    finish_reason: str  # "stop" or "length"
+    finish_reason: str  # "stop", "length", or another reason of the target's engine
     report: ReplyReport
     text_ends: tuple[int, ...] = ()  # length of the text after each token, a stop string included
     truncated: bool = False  # whether the budget or a stop string ended the reply, not the model's end-of-sequence

@@ -32,6 +32,7 @@ class LookaheadScheduler:
     front: Node = field(default_factory=lambda: Node(position=0))
     finished: bool = False
     speculation_disabled: str | None = None  # the failure that disabled speculation
+    disabled_by: int | None = None  # the job that failed, or was late
 
     def __post_init__(self) -> None:
         self._speculating = self.depth > 0 and not self.awaits_thinking
@@ -39,6 +40,7 @@ class LookaheadScheduler:
         self._phase: _Phase = "drafting"
         # By job: the node whose next step it writes or verifies, and the candidate (None: the target's step).
         self._jobs: dict[int, tuple[Node, Candidate | None]] = {}
+        self._late: dict[int, str] = {}  # late jobs, with the reason
 
     def start(self) -> list[steps.Action]:
         """Return the first actions."""
@@ -52,6 +54,9 @@ class LookaheadScheduler:
         if isinstance(event, steps.Refuted):
             node, _ = self._jobs[event.job]
             self._reject(node.candidates[event.rank], actions)
+            return self._advance(actions)
+        if isinstance(event, steps.Late):
+            self._late[event.job] = event.reason
             return self._advance(actions)
         node, candidate = self._jobs.pop(event.job)
         match event:
@@ -74,10 +79,8 @@ class LookaheadScheduler:
             case steps.Failed(_, reason) if candidate is None:
                 self.finished = True
                 return [*(steps.Abort(other) for other in self._jobs), steps.Fail(reason)]
-            case steps.Failed(_, reason):  # draft or verifier: from the front on, only the target writes
-                self._speculating, self.speculation_disabled, self.front.closed = False, reason, True
-                for other in self.front.open_candidates:
-                    self._reject(other, actions)
+            case steps.Failed(number, reason):
+                self._disable_speculation(number, reason, actions)
             case _:
                 raise ValueError(f"{event} does not fit its job")
         return self._advance(actions)
@@ -96,19 +99,45 @@ class LookaheadScheduler:
                     order += 1
                     heapq.heappush(heap, (cost + 1 + child.rank, order, child))
 
+    def _disable_speculation(self, job: int, reason: str, actions: list[steps.Action]) -> None:
+        """Let only the target write from the front on, because of a job of the draft or the verifier."""
+        self._speculating, self.speculation_disabled, self.disabled_by = False, reason, job
+        self.front.closed = True
+        for candidate in self.front.open_candidates:
+            self._reject(candidate, actions)
+
     def _advance(self, actions: list[steps.Action]) -> list[steps.Action]:
+        self._proceed(actions)
+        if not self.finished and self._write_beside_late_jobs(actions):
+            self._proceed(actions)
+        return actions
+
+    def _write_beside_late_jobs(self, actions: list[steps.Action]) -> bool:
+        """Let the target continue its own steps while a job is late; True if they complete the reply."""
+        self._late = {job: reason for job, reason in self._late.items() if job in self._jobs}
+        if not self._late:
+            return False
+        node = self.front
+        while node.target is not None and not node.target.ends_reply:
+            node = node.target
+        if node.target is None:
+            self._start_target(node, actions)
+            return False
+        self._disable_speculation(*next(iter(self._late.items())), actions)
+        return True
+
+    def _proceed(self, actions: list[steps.Action]) -> None:
         if self._in_rounds and not self._round(actions):
-            return actions
+            return
         self._decide(self.front, actions)
         while not self.finished and self.front.chosen is not None:
             self._commit(self.front.chosen, actions)
         if self.finished:
-            return actions
+            return
         if self._in_rounds:
             self._round(actions)
         else:
             self._fill(actions)
-        return actions
 
     def _decide(self, node: Node, actions: list[steps.Action]) -> None:
         if node.chosen is None:

@@ -143,7 +143,15 @@ class Failed:
     reason: str
 
 
-Event = StepWritten | Judged | Refuted | Failed
+@dataclass(frozen=True)
+class Late:
+    """A draft or verification job has given nothing for so long that the target continues meanwhile."""
+
+    job: int
+    reason: str
+
+
+Event = StepWritten | Judged | Refuted | Failed | Late
 
 # Actions, the scheduler's output
 

@@ -2,21 +2,19 @@
 
 import asyncio
 import hashlib
-import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field, replace
 
-from lookahead_agent.decoding.accounting import PromptCounts, ReplyClock, ReplyReport, TokenCounts
+from lookahead_agent.decoding.accounting import EngineProgress, PromptCounts, ReplyClock, ReplyReport, TokenCounts
 from lookahead_agent.decoding.prefixes import Prefixes
 from lookahead_agent.decoding.request import DecodingSettings, ReplyRequest
 from lookahead_agent.decoding.segmenter import Segmentation, Segmenter
 from lookahead_agent.decoding.step import Node, Source, Step
+from lookahead_agent.engines.background import close_request, wait_for_end
 from lookahead_agent.engines.protocol import Delta, Engine, Sampling
 from lookahead_agent.engines.shared_draft import BufferLine, BufferLines
 from lookahead_agent.engines.tokenizer import TextStream, Tokenizer
-
-logger = logging.getLogger(__name__)
 
 _PRECISION = 1.0  # seconds that a timeout may be early: rescheduling it for each token would cost more than the token
 
@@ -32,6 +30,7 @@ class Stream:
     counts: TokenCounts
     line: BufferLine | None = None
     prompt: PromptCounts | None = None
+    prompt_length: int = 0
     unread: deque[int] = field(default_factory=deque)
     finish_reason: str | None = None
 
@@ -90,7 +89,8 @@ class Streams:
         self._closing: set[asyncio.Task[None]] = set()
         self.limits = {Source.DRAFT: self.settings.draft_timeout, Source.TARGET: self.settings.target_timeout}
         self.draft_waited = 0.0  # seconds since the draft's last token, carried over from aborted steps
-        self._draft_idle_since = 0.0
+        self.draft_silent_since = 0.0
+        self.target_progress = EngineProgress.of(self.engines[Source.TARGET])
 
     def start(
         self, job: int, node: Node, source: Source, rank: int, *, live: bool, awaits_thinking: bool
@@ -103,6 +103,8 @@ class Streams:
             del self._continuable[node.job]
         else:
             stream = self._open(self.prefixes.ids(node, source), source, sampling, max(1, budget))
+        if source is Source.DRAFT:
+            self.draft_silent_since = asyncio.get_running_loop().time() - self.draft_waited
         rules = self._rules[source]
         if awaits_thinking and self.request.regions.thinking is not None:
             rules = replace(rules, thinking_marker=self.request.regions.thinking.open)
@@ -116,7 +118,7 @@ class Streams:
         line = self.buffer.begin(prompt) if self.buffer is not None and drafts else None
         counts = self.report.draft_tokens if drafts else self.report.target_tokens
         first = self.report.first_prompt(source is Source.DRAFT, len(prompt))
-        return Stream(source, sampling, deltas, engine.tokenizer.stream(prompt), counts, line, first)
+        return Stream(source, sampling, deltas, engine.tokenizer.stream(prompt), counts, line, first, len(prompt))
 
     def _sampling(self, node: Node, source: Source, rank: int) -> Sampling:
         """The sampling of the step after a node; one engine request may write steps of equal sampling.
@@ -138,27 +140,25 @@ class Streams:
         """Create the context in which a step is read: TimeoutError if no token arrives within the model's limit."""
         now, limit = asyncio.get_running_loop().time(), self.limits[source]
         if source is Source.DRAFT:
-            now = self._draft_idle_since = now - self.draft_waited
+            now -= self.draft_waited
         return asyncio.timeout_at(None if limit is None else now + limit)
 
-    def step_aborted(self, source: Source) -> None:
-        """Record that a step was aborted while it was being read."""
-        if source is Source.DRAFT:
-            self.draft_waited = asyncio.get_running_loop().time() - self._draft_idle_since
+    def draft_aborted(self) -> None:
+        """Record that a draft step was aborted while it was being read, before another one starts."""
+        self.draft_waited = asyncio.get_running_loop().time() - self.draft_silent_since
 
     async def read(self, stream: Stream, idle_timeout: asyncio.Timeout) -> bool:
         """Read a stream's next tokens and extend its timeout; False at the end of the stream."""
         more = await stream.read()
-        when = idle_timeout.when()
-        if when is not None and (limit := self.limits[stream.source]) is not None:
-            now = asyncio.get_running_loop().time()
-            if when < now + limit - _PRECISION:
-                idle_timeout.reschedule(now + limit)
-            if stream.source is Source.DRAFT:
-                self._draft_idle_since = now
+        when, now = idle_timeout.when(), asyncio.get_running_loop().time()
+        limit = self.limits[stream.source]
+        if when is not None and limit is not None and when < now + limit - _PRECISION:
+            idle_timeout.reschedule(now + limit)
         if stream.source is Source.DRAFT:
+            self.draft_silent_since = now
             self.clock.draft_writes()
             return more
+        self.target_progress.advance(now)
         if self.clock.prompt is None:
             self.clock.prompt = self.clock.now()
         self.report.target_forward_passes += more
@@ -180,8 +180,8 @@ class Streams:
 
         async def close() -> None:
             if reader is not None:
-                await asyncio.wait({reader})
-            await stream.deltas.aclose()
+                await wait_for_end({reader})
+            await close_request(stream.deltas)
 
         stream.counts.aborted += len(stream.unread)
         stream.unread.clear()
@@ -198,9 +198,7 @@ class Streams:
             writer.stream.counts.aborted += writer.generated
         for stream in streams:
             stream.counts.aborted += len(stream.unread)
-        for result in await asyncio.gather(*(stream.deltas.aclose() for stream in streams), return_exceptions=True):
-            if isinstance(result, Exception):
-                logger.warning("closing an engine request failed: %s", result)
+        await asyncio.gather(*(close_request(stream.deltas) for stream in streams))
 
 
 def step_rules(request: ReplyRequest, settings: DecodingSettings, tokenizer: Tokenizer) -> Segmentation:

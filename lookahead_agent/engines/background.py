@@ -5,53 +5,168 @@ An asyncio engine is bound to the loop that first used it, but users call from s
 """
 
 import asyncio
+import logging
 import os
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator
+import time
+import weakref
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Iterator,
+)
 from concurrent.futures import Future
 from contextlib import aclosing, asynccontextmanager
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from lookahead_agent.errors import ForeignCodeError, LookaheadError
+
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 S = TypeVar("S")
 
-_lock = threading.Lock()
-_loop: asyncio.AbstractEventLoop | None = None
+_CLOSE_SECONDS = 10.0  # until a request or a job that does not end is abandoned
+
+_OWN_THREAD = (
+    "a synchronous call (invoke, stream, batch) in the library's own event loop would wait for itself: "
+    "use the asynchronous one there (await llm.ainvoke(…))"
+)
+_LOOPS: "weakref.WeakSet[LoopThread]" = weakref.WeakSet()
 _parent_loops: list[asyncio.AbstractEventLoop] = []  # kept: garbage collection would close what the parent uses
 
 
+class LoopThread:
+    """An event loop in a daemon thread of its own, which the first call starts.
+
+    Foreign code cannot end it: neither an exception that ends programs nor `loop.stop()` ends the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._retired = False
+        self._initialize()
+        _LOOPS.add(self)
+
+    def _initialize(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start a coroutine in the loop; cancelling the future cancels it.
+
+        The future raises ForeignCodeError in place of an exception that ends programs, such as `SystemExit`.
+        """
+        return asyncio.run_coroutine_threadsafe(contain(coroutine), self._started_loop())
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the loop and wait for its result; an exception here (Ctrl-C) cancels it.
+
+        Raises LookaheadError if the loop's own thread calls, which would wait for itself.
+        """
+        if self.is_current:
+            coroutine.close()
+            raise LookaheadError(_OWN_THREAD)
+        future = self.submit(coroutine)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this is the loop's own thread."""
+        return self._thread is threading.current_thread()
+
+    def responds(self, seconds: float) -> bool:
+        """Return whether the loop runs a callback within some seconds: not if a coroutine blocks it."""
+        answered = threading.Event()
+        self._started_loop().call_soon_threadsafe(answered.set)
+        return answered.wait(seconds)
+
+    def retire(self) -> None:
+        """End the thread once the coroutines in it have ended."""
+
+        async def stop() -> None:
+            while others := asyncio.all_tasks() - {asyncio.current_task()}:
+                await asyncio.wait(others)
+            await asyncio.sleep(0)  # the callbacks of tasks that just ended run first
+            self._retired = True
+            asyncio.get_running_loop().stop()
+
+        self.submit(stop())
+
+    def _started_loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._serve, args=(self._loop,), name=self._name, daemon=True)
+                self._thread.start()
+            return self._loop
+
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        while not self._retired:
+            try:
+                loop.run_forever()
+            except BaseException as error:  # a task that foreign code started may raise SystemExit in the loop itself
+                logger.error("%s: foreign code raised %s in the event loop", self._name, type(error).__name__)
+        loop.close()
+
+    def reset_after_fork(self) -> None:
+        """Drop the loop inherited by fork: its thread exists only in the parent."""
+        if self._loop is not None:
+            _parent_loops.append(self._loop)
+        self._initialize()
+
+
+async def contain(awaitable: Awaitable[T]) -> T:
+    """Await foreign code; raise ForeignCodeError in place of an exception that would end the program or the task.
+
+    A cancellation of the running task passes.
+    """
+    task = asyncio.current_task()
+    try:
+        return await awaitable
+    except asyncio.CancelledError as error:
+        if task is None or task.cancelling():
+            raise
+        raise ForeignCodeError("it raised CancelledError, and nobody had cancelled it") from error
+    except GeneratorExit as error:
+        if _current_task() is not task:  # the garbage collector closes this coroutine
+            raise
+        raise ForeignCodeError("it raised GeneratorExit") from error
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise _foreign_exit(error) from error
+
+
+def _current_task() -> "asyncio.Task[Any] | None":
+    return asyncio.current_task() if asyncio._get_running_loop() is not None else None
+
+
+def _foreign_exit(error: BaseException) -> ForeignCodeError:
+    text = f": {error}" if str(error) else ""
+    return ForeignCodeError(f"it raised {type(error).__name__}{text}, which would end the program")
+
+
+_background = LoopThread("lookahead-agent")
+submit = _background.submit
+run = _background.run
+
+
 def _reset_after_fork() -> None:
-    """Drop the loop inherited by fork: its thread exists only in the parent."""
-    global _loop, _lock
-    _lock = threading.Lock()
-    if _loop is not None:
-        _parent_loops.append(_loop)
-    _loop = None
+    for thread in list(_LOOPS):
+        thread.reset_after_fork()
 
 
 os.register_at_fork(after_in_child=_reset_after_fork)
-
-
-def submit(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-    """Start a coroutine in the background loop, which the first call creates; cancelling the future cancels it."""
-    global _loop
-    with _lock:
-        if _loop is None:
-            _loop = asyncio.new_event_loop()
-            threading.Thread(target=_loop.run_forever, name="lookahead-agent", daemon=True).start()
-        loop = _loop
-    return asyncio.run_coroutine_threadsafe(coroutine, loop)
-
-
-def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in the background loop and wait for its result; an exception here (Ctrl-C) cancels it."""
-    future = submit(coroutine)
-    try:
-        return future.result()
-    except BaseException:
-        future.cancel()
-        raise
 
 
 class _StreamEnd:
@@ -70,14 +185,20 @@ async def event_stream(produce: Callable[[Callable[[S], None]], Coroutine[Any, A
 
 def stream(items: AsyncGenerator[T, None]) -> Iterator[T]:
     """Iterate over a generator that runs in the background loop; closing the iterator closes the generator."""
+    if _background.is_current:
+        raise LookaheadError(_OWN_THREAD)
     queue: SimpleQueue[T | _StreamEnd] = SimpleQueue()
+    process = os.getpid()
     future = _forward(items, queue.put)
     try:
         while not isinstance(item := queue.get(), _StreamEnd):
             yield item
+            if os.getpid() != process:
+                raise LookaheadError("this stream runs in the parent process: start a stream of its own after the fork")
         future.result()
     finally:
-        future.cancel()
+        if os.getpid() == process:
+            future.cancel()
 
 
 async def astream(items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
@@ -121,6 +242,8 @@ async def in_daemon_thread(function: Callable[[], T]) -> T:
         if future.set_running_or_notify_cancel():
             try:
                 future.set_result(function())
+            except (SystemExit, KeyboardInterrupt) as error:
+                future.set_exception(_foreign_exit(error))
             except BaseException as error:
                 future.set_exception(error)
 
@@ -151,3 +274,51 @@ async def _running_tasks(coroutines: Iterable[Coroutine[Any, Any, T]]) -> AsyncI
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def is_foreign(part: object) -> bool:
+    """Whether a verifier, or a model that it asks, runs in an event loop of its own: a user's class does.
+
+    A loop with a clock of its own, as in a simulation, runs everything itself: another loop would wait in real time.
+    """
+    if type(part).__module__.partition(".")[0] == "lookahead_agent":
+        return False
+    return abs(asyncio.get_running_loop().time() - time.monotonic()) < 1
+
+
+def is_cancelled() -> bool:
+    """Whether the current task was asked to end, in contrast to a CancelledError that foreign code raises itself."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def describe(error: BaseException) -> str:
+    """Describe a foreign error in a line; an exception that is meant to end the program names its type."""
+    text = str(error)
+    if isinstance(error, Exception) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+async def close_request(deltas: AsyncGenerator[Any, None]) -> None:
+    """Close an engine request; an engine that fails to close it, or never ends, is logged."""
+
+    async def close() -> None:
+        try:
+            await deltas.aclose()
+        except BaseException as error:
+            if is_cancelled():
+                raise
+            logger.warning("closing an engine request failed: %s", describe(error))
+
+    closing = asyncio.get_running_loop().create_task(close())
+    await wait_for_end([closing])
+    closing.cancel()
+
+
+async def wait_for_end(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Wait until tasks that were told to end have ended; abandon those that go on."""
+    if tasks:
+        _, left = await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
+        if left:
+            logger.warning("%d requests do not end %g s after they were told to: abandoned", len(left), _CLOSE_SECONDS)

@@ -1,8 +1,11 @@
 """Messages in the form that chat templates take, thinking tags, and checks of template arguments."""
 
+import ctypes
 import json
 import re
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +13,7 @@ from lookahead_agent.errors import ConfigurationError
 
 Message = Mapping[str, Any]  # in OpenAI's format, but with the arguments of tool calls as mappings
 FINISHED = "finished"  # field that marks an assistant message as complete; no template reads it
+_MAX_FACTOR_DIGITS = 5
 _MAX_ARGUMENTS_LENGTH = 1 << 16  # characters of the template arguments as JSON
 
 
@@ -89,6 +93,66 @@ def with_argument_texts(messages: Sequence[Message]) -> list[Message]:
         {**message, "tool_calls": [*map(with_text, tool_calls(message))]} if tool_calls(message) else message
         for message in messages
     ]
+
+
+class TemplateTimeoutError(ConfigurationError):
+    """A chat template runs for too long."""
+
+
+def check_template(text: str) -> None:
+    """Raise ConfigurationError for an operation that may never end, and that no time-out can interrupt.
+
+    Jinja computes powers and products of constants when it compiles a template.
+    """
+    from jinja2 import Environment, TemplateSyntaxError
+
+    tokens: list[tuple[int, str, str]] = []
+    with suppress(TemplateSyntaxError):  # its reader raises the error
+        tokens = [token for token in Environment().lex(text) if token[1] != "whitespace"]
+    for place, (line, kind, value) in enumerate(tokens):
+        before, after = tokens[place - 1] if place else None, tokens[place + 1] if place + 1 < len(tokens) else None
+        operands = [token for token in (before, after) if token is not None]
+        is_power = (kind, value) == ("operator", "**") and (before is None or before[2] not in ("(", ","))
+        is_product = (kind, value) == ("operator", "*") and any(
+            token[1] == "integer" and len(token[2]) > _MAX_FACTOR_DIGITS for token in operands
+        )
+        if is_power or is_product:
+            raise ConfigurationError(f"line {line} of the chat template has an operation without a bound: {value!r}")
+
+
+def within(seconds: float, render: Callable[[], str]) -> str:
+    """Run a template in this thread; raises TemplateTimeoutError after `seconds`."""
+    thread, lock = threading.get_ident(), threading.Lock()
+    has_ended = is_overdue = False
+
+    def interrupt() -> None:
+        nonlocal is_overdue
+        with lock:
+            if not has_ended:
+                is_overdue = True
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_OverdueError))
+
+    timer = threading.Timer(seconds, interrupt)
+    timer.daemon = True
+    timer.start()
+    try:
+        try:
+            return render()
+        finally:
+            with lock:
+                has_ended = True
+            timer.cancel()
+            # An interrupt arrives at the next jump, at the latest here.
+            for _ in range(1000 if is_overdue else 0):
+                pass
+    except _OverdueError:
+        raise TemplateTimeoutError(
+            f"the chat template ran for {seconds:g} s and was ended: it may loop without end; take another template"
+        ) from None
+
+
+class _OverdueError(BaseException):
+    """Interrupts a template; no handler of `Exception` stops it."""
 
 
 def check_arguments(arguments: Mapping[str, Any], variables: frozenset[str]) -> None:

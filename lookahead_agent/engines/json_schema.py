@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.errors import ConfigurationError, check_encodable
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
@@ -51,6 +51,8 @@ MAX_ALTERNATIVES = 400  # for the next value or property: from about 500, llguid
 _MAX_COMBINED = 50  # combinations of alternatives, as by `allOf`: each combination becomes an object of its own
 _MAX_COUNT = 2**31 - 1
 _MAX_FACTORS = 10_000
+_MAX_NUMBER = 1e300  # larger ones are no numbers for llguidance
+_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")  # of a list, in a reference
 
 
 def subschemas(schema: Mapping[str, Any], *, with_ids: bool = True) -> Iterator[Mapping[str, Any]]:
@@ -81,11 +83,14 @@ def composes(schema: Mapping[str, Any]) -> bool:
 def refers_to_itself(schema: Mapping[str, Any]) -> bool:
     """Whether a reference in the schema is recursive."""
     refs: dict[str, set[str]] = {}
+    by_target: dict[int, set[str]] = {}  # many references may have one target
     pending = {ref for part in subschemas(schema) if isinstance(ref := part.get("$ref"), str)}
     for ref in pending:
         referenced = target(schema, ref)
-        parts = subschemas(referenced) if isinstance(referenced, Mapping) else ()
-        refs[ref] = {inner for part in parts if isinstance(inner := part.get("$ref"), str)}
+        if id(referenced) not in by_target:
+            parts = subschemas(referenced) if isinstance(referenced, Mapping) else ()
+            by_target[id(referenced)] = {inner for part in parts if isinstance(inner := part.get("$ref"), str)}
+        refs[ref] = by_target[id(referenced)]
     # Remove the references that lead to no other, until none is left or only cycles are.
     while ends := {ref for ref, inner in refs.items() if not inner & refs.keys()}:
         refs = {ref: inner for ref, inner in refs.items() if ref not in ends}
@@ -136,6 +141,7 @@ def check_schema(schema: Mapping[str, Any]) -> None:
     """Raise ConfigurationError if a schema is malformed, or exceeds a limit, which the message names."""
     try:
         size = len(json.dumps(schema, allow_nan=False))
+        check_encodable(schema, "the JSON schema")
     except RecursionError:
         raise ConfigurationError(f"a JSON schema has at most {MAX_DEPTH} levels") from None
     except (TypeError, ValueError) as error:
@@ -146,6 +152,8 @@ def check_schema(schema: Mapping[str, Any]) -> None:
     _check_limit(depth, MAX_DEPTH, "levels")
     parts = list(subschemas(schema))
     targets = {ref for part in parts if isinstance(ref := part.get("$ref"), str)}
+    _check_references(schema, parts, targets)
+    _check_numbers(parts)
     depth_with_refs = depth + sum(levels.get(id(target(schema, ref)), 0) for ref in targets)
     _check_limit(depth_with_refs, _MAX_DEPTH_WITH_REFS, "levels with everything that it refers to")
     enum_values = item_sum = 0
@@ -170,6 +178,25 @@ def check_schema(schema: Mapping[str, Any]) -> None:
     # If several factors hold for one number, the grammar is that of their common multiple.
     multiple = math.prod(set(factors) - {0}) if composes(schema) else sum(factors)
     _check_limit(multiple, _MAX_FACTORS, "as the sum of its multipleOf (of their product, where it combines schemas)")
+
+
+def _check_references(schema: Mapping[str, Any], parts: list[Mapping[str, Any]], refs: set[str]) -> None:
+    """Refuse references to what the schema does not contain: none is ever fetched."""
+    ids = {str(part[name]) for part in parts for name in ("$id", "id") if name in part}
+    for ref in refs:
+        base, _, pointer = ref.partition("#")
+        is_here = target(schema, ref) is not None if not base and pointer[:1] in ("", "/") else not base or base in ids
+        if not is_here and not ids:
+            raise ConfigurationError(
+                f"a JSON schema refers to {ascii(ref)[1:-1][:100]}, which it does not contain: add that to its $defs"
+            )
+
+
+def _check_numbers(parts: list[Mapping[str, Any]]) -> None:
+    for part in parts:
+        for keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"):
+            if isinstance(value := part.get(keyword), (int, float)) and abs(value) > _MAX_NUMBER:
+                raise ConfigurationError(f"{keyword} of a JSON schema is at most {_MAX_NUMBER:g}")
 
 
 def _check_limit(count: int, limit: int, quantity: str) -> None:
@@ -202,7 +229,7 @@ def target(schema: Mapping[str, Any], ref: str) -> Any:
         name = part.replace("~1", "/").replace("~0", "~")
         if isinstance(value, Mapping):
             value = value.get(name)
-        elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+        elif isinstance(value, list) and _INDEX.fullmatch(name) and int(name) < len(value):
             value = value[int(name)]
         else:
             return None

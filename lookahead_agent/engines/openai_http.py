@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 
 _PROBE = "One two three. Une forêt, 42 + 1 = 43.\n\n"
 _DEFAULT_CONTEXT = 8192
+_MAX_CONTEXT = 1 << 30  # tokens
 
 
 class OpenAIEngine:
@@ -46,6 +47,7 @@ class OpenAIEngine:
         self.server = Server(remote, role, transport)
         self._model = remote.model
         self._accepts_ids = True
+        self._accepts_unknown_options = True
         self._reports_cached_tokens = False
         self._connected = False
         self.in_flight = 0
@@ -70,37 +72,46 @@ class OpenAIEngine:
         self._connected = True
 
     async def _find_model(self) -> None:
-        models = {entry["id"]: entry for entry in (await self.server.ask("/models")).get("data", ())}
+        answer = await self.server.ask("/models")
+        listed = answer.get("data") if isinstance(answer, dict) else None
+        models = {
+            entry["id"]: entry
+            for entry in (listed if isinstance(listed, list) else ())
+            if isinstance(entry, dict) and isinstance(entry.get("id"), str)
+        }
         if self._model not in models:
             if len(models) != 1:
-                names = ", ".join(sorted(models)) or "none"
+                names = self.server.without_key(", ".join(sorted(models)))[:500] or "none"
                 raise ConfigurationError(f"the {self._role}'s server has no model {self._model!r}; it has {names}")
             (self._model,) = models
             if self._remote.model is not None:
                 logger.info("the %s's server calls its only model %r", self._role, self._model)
         if self._context_override is None:
-            self.context_length = models[self._model].get("max_model_len") or _DEFAULT_CONTEXT
+            length = models[self._model].get("max_model_len")
+            is_length = isinstance(length, int) and not isinstance(length, bool) and length > 0
+            self.context_length = min(length, _MAX_CONTEXT) if is_length else _DEFAULT_CONTEXT
 
     async def _probe_token_ids(self) -> None:
         ids = await asyncio.to_thread(self._local_tokenizer.encode, _PROBE)
         body = {"model": self._model, "max_tokens": 1, "temperature": 0}
-        try:
+        with self._answers():
             try:
                 answer = await self.server.ask("/completions", body | {"prompt": _PROBE, "return_token_ids": True})
             except ConfigurationError:  # some servers reject unknown parameters
+                self._accepts_unknown_options = False
                 answer = await self.server.ask("/completions", body | {"prompt": _PROBE})
             choice = answer["choices"][0]
+            prompt_tokens = (answer.get("usage") or {}).get("prompt_tokens")
+            self._reports_cached_tokens = _cached_tokens(answer) is not None
+            server_ids, returned = choice.get("prompt_token_ids"), choice.get("token_ids")
+            if server_ids is not None:
+                server_ids = [int(token) for token in server_ids]
             try:
                 await self.server.ask("/completions", body | {"prompt": ids})
             except ConfigurationError:
                 self._accepts_ids = False
-        except (KeyError, IndexError, TypeError) as error:
-            raise EngineError(f"the {self._role}'s server does not answer like OpenAI's /completions") from error
-        self._reports_cached_tokens = _cached_tokens(answer) is not None
-        server_ids = choice.get("prompt_token_ids")
-        if server_ids is None or choice.get("token_ids") is None or not self._accepts_ids:
+        if server_ids is None or returned is None or not self._accepts_ids:
             logger.info("the %s's server tells texts and not tokens: steps are exchanged as text", self._role)
-            prompt_tokens = (answer.get("usage") or {}).get("prompt_tokens")
             if prompt_tokens is not None and prompt_tokens not in (len(ids), len(ids) + 1):
                 # The server counts other tokens than the local tokenizer: it would misread the ids.
                 self._accepts_ids = False
@@ -112,32 +123,44 @@ class OpenAIEngine:
                 f"{self._model!r} ({'tokenizer' if self._role == 'target' else 'draft_tokenizer'}=…)"
             )
 
+    @contextmanager
+    def _answers(self) -> Iterator[None]:
+        """Raise EngineError for an answer of another form; it does not quote the answer, which may have the API key."""
+        try:
+            yield
+        except (EngineError, ConfigurationError):
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
+            raise EngineError(f"the {self._role}'s server does not answer like OpenAI's /completions") from None
+
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
         """Generate from token ids; see `Engine.generate`."""
         room = room_for_reply(f"the {self._role}", self.context_length, prompt_ids)
         self.in_flight += 1
         try:
             if sampling.prompt_logprobs:
-                yield await self._prompt_logprobs(prompt_ids)
+                with self._answers():
+                    delta = await self._prompt_logprobs(prompt_ids)
+                yield delta
                 return
             body = self._body(prompt_ids, sampling, min(sampling.max_tokens, room)) | {"stream": True}
-            if self._reports_cached_tokens:
+            # A server that tells no token ids is not vLLM's, and may share its cache between salts.
+            salted = sampling.cache_salt is None or self.tokenizer is self._local_tokenizer
+            if self._reports_cached_tokens and salted:
                 body["stream_options"] = {"include_usage": True}
             last: Delta | None = None
             async with aclosing(self.server.stream("/completions", body)) as events:
                 async for event in events:
-                    if event.get("choices"):
-                        delta = self._delta(event["choices"][0], sampling)
-                        if delta.finish_reason is None:
-                            yield delta
-                        else:
-                            last = delta  # its reader may close the stream, and the usage event follows it
-                    elif last is not None:
-                        last = replace(last, cached_tokens=_cached_tokens(event))
+                    with self._answers():
+                        delta = self._delta(event["choices"][0], sampling) if event.get("choices") else None
+                        if delta is None and last is not None:
+                            last = replace(last, cached_tokens=_cached_tokens(event))
+                    if delta is not None and delta.finish_reason is None:
+                        yield delta
+                    elif delta is not None:
+                        last = delta  # its reader may close the stream, and the usage event follows it
             if last is not None:
                 yield last
-        except (KeyError, TypeError, ValueError) as error:
-            raise EngineError(f"the {self._role}'s server does not answer like OpenAI's /completions") from error
         finally:
             self.in_flight -= 1
 
@@ -157,6 +180,7 @@ class OpenAIEngine:
             "return_tokens_as_token_ids": True if sampling.logprobs is not None else None,
             "allowed_token_ids": list(sampling.allowed_token_ids) if sampling.allowed_token_ids else None,
             "response_format": _response_format(sampling.structured),
+            "cache_salt": sampling.cache_salt if self._accepts_unknown_options else None,
         }
         return {name: value for name, value in body.items() if value is not None}
 
@@ -167,15 +191,22 @@ class OpenAIEngine:
         logprobs = None
         if sampling.logprobs is not None and (choice_logprobs := choice.get("logprobs")) is not None:
             logprobs = tuple(self._logprobs_by_id(position) for position in choice_logprobs.get("top_logprobs") or ())
-        return Delta(tuple(ids), logprobs, choice.get("finish_reason"))
+        reason = choice.get("finish_reason")
+        if reason in ("error", "abort"):
+            details = [choice[name] for name in ("error", "message", "stop_reason") if choice.get(name)]
+            why = f": {self.server.without_key(str(details[0]))[:500]}" if details else ""
+            raise EngineError(f"{self.server.name} ended the reply with the finish_reason {reason!r}{why}")
+        if reason is not None and not isinstance(reason, str):
+            raise TypeError
+        return Delta(tuple(_token_id(token) for token in ids), logprobs, reason)
 
     def _logprobs_by_id(self, position: Mapping[str, float] | None) -> dict[int, float]:
         logprobs: dict[int, float] = {}
         for text, logprob in (position or {}).items():
             if text.startswith("token_id:"):
-                logprobs[int(text.removeprefix("token_id:"))] = logprob
+                logprobs[int(text.removeprefix("token_id:"))] = float(logprob)
             elif len(ids := self._local_tokenizer.encode(text)) == 1:
-                logprobs[ids[0]] = logprob
+                logprobs[ids[0]] = float(logprob)
         return logprobs
 
     async def _prompt_logprobs(self, prompt_ids: Sequence[int]) -> Delta:
@@ -195,10 +226,17 @@ class OpenAIEngine:
         """Do nothing: the server is not ours. `server.aclose` closes the connections."""
 
 
+def _token_id(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
+        raise TypeError
+    return value
+
+
 def _cached_tokens(answer: Mapping[str, Any]) -> int | None:
     """The prompt tokens that were in the server's prefix cache; None if the server does not report them."""
     details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
-    return details.get("cached_tokens")
+    cached = details.get("cached_tokens")
+    return int(cached) if cached is not None else None
 
 
 def _response_format(structured: Mapping[str, Any] | None) -> dict[str, Any] | None:

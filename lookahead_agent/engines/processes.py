@@ -1,33 +1,30 @@
-"""vLLM's processes: spawn them in an environment of their own, find and end them, and explain why they ended."""
+"""vLLM's processes: start them in an environment of their own, find and end them, and explain why they ended."""
 
 import atexit
 import gc
-import logging
 import os
+import pickle
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
-from importlib.util import find_spec
-from multiprocessing import util
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import psutil
 
-from lookahead_agent.errors import EngineError
+from lookahead_agent.errors import ConfigurationError, EngineError
 
 PARENT = "LOOKAHEAD_AGENT_PARENT"  # variable of vLLM's processes: the pid of the process that started them
 _MAX_FOLDER_LENGTH = 45  # characters of the temporary folder's path that leave room for a socket's name
-_ORIGINAL_SPAWN: Callable[..., int] = util.spawnv_passfds
-_QUIET_VARIABLES = {
+_PROGRAM = "import runpy; runpy.run_module('lookahead_agent.engines.worker_main', run_name='__main__', alter_sys=True)"
+QUIET_VARIABLES = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     # vLLM logs to stdout, which belongs to the program's own output.
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
@@ -39,7 +36,7 @@ _QUIET_VARIABLES = {
     # Python's resource tracker cleans up after killed processes, and would warn about it.
     "PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker",
 }
-"""Variables for vLLM in this process and its own; a value set by the user stays."""
+"""Variables of vLLM's processes; a value set by the user stays."""
 ADVICE = (
     "lower kv_cache_memory_bytes, max_model_len or max_num_seqs in engine_args (gpu_memory_utilization on a GPU), take "
     "precision int8 or a smaller model, or end what else runs"
@@ -60,44 +57,81 @@ def available_cores() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
-@contextmanager
-def spawning(environment: Mapping[str, str], on_spawn: Callable[[], None] | None = None) -> Iterator[list[int]]:
-    """Start an engine from this thread within this context, one engine at a time; yield its processes' pids.
+class StartError(Exception):
+    """An engine's processes did not start; `is_refused` says that the arguments are invalid."""
 
-    Spawned processes get the variables of `environment`, and import `worker_main` in place of the user's script.
-    `on_spawn` is called after each spawn; it may leave this context if only waiting for the engine remains.
+    def __init__(self, message: str, *, is_refused: bool = False) -> None:
+        super().__init__(message)
+        self.is_refused = is_refused
+
+
+class EngineProcess:
+    """A child process that starts vLLM's processes, waits for them, and ends when the first of them ends.
+
+    It has an environment and a main module of its own, so that a start changes neither `os.environ` nor `__main__` of
+    this process. `job` is pickled and read by `worker_main`; `environment` has the engine's variables. The methods
+    `monitor_engine_liveness` and `shutdown` are those of vLLM's managers of processes.
+
+    Raises EngineError if the interpreter is shutting down, ConfigurationError if the job cannot be pickled.
     """
-    starting_thread, pids = threading.get_ident(), list[int]()
 
-    def spawn(path: bytes, arguments: Sequence[Any], descriptors: Sequence[int]) -> int:
-        # Python's resource tracker and processes spawned by the user's threads do not belong to the engine.
-        if threading.get_ident() != starting_thread or "--multiprocessing-fork" not in arguments:
-            return _ORIGINAL_SPAWN(path, arguments, descriptors)
-        with _spawn_lock:
-            if _starts_refused:
-                raise EngineError("the process is shutting down")
-            pids.append(_ORIGINAL_SPAWN(path, arguments, descriptors))
-            _starting.add(pids[-1])
-        if on_spawn is not None:
-            on_spawn()
-        return pids[-1]
-
-    defaults = {name: value for name, value in _QUIET_VARIABLES.items() if name not in os.environ}
-    if "VLLM_LOGGING_LEVEL" in defaults:
-        logging.getLogger("vllm").setLevel(logging.ERROR)
-    if "VLLM_RPC_BASE_PATH" not in os.environ:
-        defaults["VLLM_RPC_BASE_PATH"] = _socket_folder(os.getpid())
-    user_main, replacement = sys.modules["__main__"], ModuleType("__main__")
-    replacement.__spec__ = find_spec("lookahead_agent.engines.worker_main")
-    # PARENT may already be set: if this process is itself a worker, to the pid of its parent.
-    with _environment({**defaults, PARENT: str(os.getpid()), **environment}):
-        sys.modules["__main__"] = replacement
-        setattr(util, "spawnv_passfds", spawn)  # noqa: B010
+    def __init__(self, job: Any, environment: Mapping[str, str], program: str = _PROGRAM) -> None:
         try:
-            yield pids
+            content = pickle.dumps(job)
+        except Exception as error:  # a class of the user's, which may raise anything
+            raise ConfigurationError(f"the engine's arguments cannot be sent to its process: {error}") from error
+        variables = {**QUIET_VARIABLES, "VLLM_RPC_BASE_PATH": socket_folder(), **os.environ}
+        # PARENT may already be set: if this process is itself a worker, to the pid of its parent.
+        variables |= {PARENT: str(os.getpid()), **environment}
+        reading, writing = os.pipe()
+        path = [os.getcwd() if entry == "" else entry for entry in sys.path]
+        command = [sys.executable, *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]
+        command += ["-c", f"import sys; sys.path[:] = {path!r}; {program}", str(writing)]
+        self._answer = os.fdopen(reading, "rb")
+        try:
+            with _spawn_lock:
+                if _starts_refused:
+                    raise EngineError("the process is shutting down")
+                self._process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[writing], env=variables)
+                _starting.add(self._process.pid)
+        except BaseException:
+            self._answer.close()
+            raise
         finally:
-            setattr(util, "spawnv_passfds", _ORIGINAL_SPAWN)  # noqa: B010
-            sys.modules["__main__"] = user_main
+            os.close(writing)
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError), self._process.stdin as stdin:  # it has ended: `wait_until_started` says why
+            stdin.write(content)
+
+    @property
+    def pid(self) -> int:
+        """The pid of this child process, whose descendants are vLLM's processes."""
+        return self._process.pid
+
+    def wait_until_started(self) -> Any:
+        """Return the answer of `worker_main` once vLLM's processes run; raises StartError."""
+        with self._answer:
+            try:
+                is_started, answer = pickle.load(self._answer)
+            except EOFError:
+                raise StartError(f"Failed core proc(s): {{'starter': {self.exit_code()}}}") from None
+        if not is_started:
+            raise StartError(answer["message"], is_refused=answer["is_refused"])
+        return answer
+
+    def exit_code(self, timeout: float | None = 2.0) -> int | None:
+        """Wait for the process and return its exit code, negative for a signal; None if it runs after the time-out."""
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(timeout)
+        return None
+
+    def monitor_engine_liveness(self) -> None:
+        """Wait until one of vLLM's processes has ended."""
+        self.exit_code(None)
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the processes; see `end_processes`."""
+        end_processes(process_trees([self._process.pid] if self._process.poll() is None else []), timeout or 3.0)
 
 
 def finish_start(pids: Iterable[int], *, failed: bool) -> None:
@@ -115,18 +149,9 @@ def refuse_starts() -> None:
     kill_processes(process_trees(list(_starting)))  # a copy, since other threads change it
 
 
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    previous = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in previous.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+def socket_folder() -> str:
+    """The folder for the sockets between this process and vLLM's; see `_socket_folder`."""
+    return os.environ.get("VLLM_RPC_BASE_PATH") or _socket_folder(os.getpid())
 
 
 @cache
@@ -210,18 +235,15 @@ def _command_line(process: psutil.Process) -> list[str]:
 # Reasons of crashes
 
 
-def crash_reason(processes: Sequence[BaseProcess]) -> str:
-    """Explain why an engine with these vLLM processes failed; blocks for up to two seconds per process."""
-    for process in processes:
-        process.join(2.0)
-    codes = [process.exitcode for process in processes]
-    signals = [signal.Signals(-code).name for code in codes if code is not None and code < 0]
-    if "SIGKILL" in signals:
+def crash_reason(exit_code: int | None) -> str:
+    """Explain why an engine failed whose process ended with this exit code; None: it runs, but a worker failed."""
+    name = signal.Signals(-exit_code).name if exit_code is not None and exit_code < 0 else None
+    if name == "SIGKILL":
         return _killed_reason()
-    if "SIGBUS" in signals:
+    if name == "SIGBUS":
         return f"its process found {SHARED} full (SIGBUS): make it larger (--shm-size=1g for a container)"
-    if signals:
-        return f"its process was ended by {signals[0]}"
+    if name is not None:
+        return f"its process was ended by {name}"
     return (
         "its worker failed, or was killed, as systems do that run out of memory; the log says which "
         f"(VLLM_LOGGING_LEVEL=INFO). If it was memory ({_free_memory()}): {ADVICE}"

@@ -29,6 +29,9 @@ class Sampling:
     prompt_logprobs: bool = False
     # Constraint on the whole output, `{"json": schema}` or `{"json_object": True}`; None: free text
     structured: Mapping[str, Any] | None = None
+    # Requests of one salt share the prefix cache with each other only, so that no client sees by `cached_tokens` what
+    # another one asked; None: requests without a salt share it
+    cache_salt: str | None = None
     drafted: bool = True  # whether a pausable draft model inside the engine reads the prompt and proposes tokens
 
     @property

@@ -134,7 +134,7 @@ class ScriptedEngine:
         """Generate the script's tokens; see `Engine.generate`."""
         if not self.healthy:
             raise EngineError("the engine is shut down")
-        cached = self._cached_tokens(tuple(prompt_ids))
+        cached = self._cached_tokens(tuple(prompt_ids), sampling.cache_salt)
         self.requests.append((tuple(prompt_ids), sampling))
         self.in_flight += 1
         try:
@@ -165,12 +165,13 @@ class ScriptedEngine:
         finally:
             self.in_flight -= 1
 
-    def _cached_tokens(self, prompt_ids: tuple[int, ...]) -> int | None:
-        """The longest common prefix with an earlier prompt, without the last token, which is always read."""
+    def _cached_tokens(self, prompt_ids: tuple[int, ...], salt: str | None) -> int | None:
+        """The longest common prefix with an earlier prompt of this salt, without the last token: it is always read."""
         if not self.prefix_cache:
             return None
         common = partial(takewhile, lambda pair: pair[0] == pair[1])
-        lengths = (sum(1 for _ in common(zip(prompt_ids, earlier, strict=False))) for earlier, _ in self.requests)
+        salted = (earlier for earlier, sampling in self.requests if sampling.cache_salt == salt)
+        lengths = (sum(1 for _ in common(zip(prompt_ids, earlier, strict=False))) for earlier in salted)
         return min(max(lengths, default=0), len(prompt_ids) - 1)
 
     def _tokens(self, prompt_ids: Sequence[int]) -> list[tuple[int | None, float, ScriptedStep]]:

@@ -4,12 +4,15 @@ import asyncio
 import codecs
 import io
 import json
+import os
 import random
+import re
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Mapping
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import httpx
 
@@ -19,6 +22,14 @@ _RETRYABLE_STATUSES = frozenset({408, 425, 429, 502, 503, 504})
 _FIRST_DELAY = 0.25
 _MAX_DELAY = 8.0
 _CONNECT_TIMEOUT = 5.0
+_MAX_BYTES = 64 << 20  # of a response that is no stream
+_MAX_ERROR_BYTES = 64 << 10  # read of an error's response
+_MAX_EVENT = 16 << 20  # characters of an event in a stream
+_CONTEXT = re.compile(
+    r"context|too many (?:prompt |input )?tokens|(?:prompt|input) is too long|reduce the length|tokens.*must be <=",
+    re.I,
+)
+_FRAME = frozenset({"id", "object", "created", "model", "choices", "usage", "system_fingerprint"})
 
 
 @dataclass(frozen=True)
@@ -30,6 +41,10 @@ class RemoteModel:
     api_key: str | None = field(default=None, repr=False)  # sent as a bearer token; None: not sent
     timeout: float | None = 600.0  # seconds without data before a request fails; None: no limit
     max_retries: int = 2  # retries of a request that failed before any response
+
+
+class LineTooLongError(ValueError):
+    """A stream has an event without an end."""
 
 
 class _UnavailableError(EngineError):
@@ -45,15 +60,29 @@ class Server:
         self.answers = True  # whether the server responded to the latest request
         self._remote = remote
         self._url = remote.url.rstrip("/")
-        self._name = f"the {role} at {self._url}"
-        headers = {"Authorization": f"Bearer {remote.api_key}"} if remote.api_key else {}
+        self.name = f"the {role} at {_without_secrets(self._url)}"
+        self._key = checked_key(remote.api_key, f"the {role}'s API key")
+        self._transport = transport
+        self._connect()
+
+    def _connect(self) -> None:
+        self._process = os.getpid()
         self._client = httpx.AsyncClient(
-            headers=headers,
-            timeout=httpx.Timeout(remote.timeout, connect=_CONNECT_TIMEOUT, pool=None),
+            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
+            timeout=httpx.Timeout(self._remote.timeout, connect=_CONNECT_TIMEOUT, pool=None),
             # No limit on connections: the engine decides which requests wait.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
-            transport=transport,
+            transport=self._transport,
         )
+
+    @asynccontextmanager
+    async def _response(self, path: str, body: Mapping[str, Any] | None) -> AsyncIterator[httpx.Response]:
+        """Send a POST, or a GET without a body; the response is not read yet."""
+        if os.getpid() != self._process:  # forked: the connections belong to the parent
+            self._connect()
+        method = "GET" if body is None else "POST"
+        async with self._client.stream(method, self._url + path, json=body) as response:
+            yield response
 
     async def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Send a POST, or a GET without a body, and return the JSON response.
@@ -63,10 +92,9 @@ class Server:
         for failures in count():
             try:
                 with self._errors():
-                    method = "GET" if body is None else "POST"
-                    response = await self._client.request(method, self._url + path, json=body)
-                    self._check(response)
-                    return response.json()
+                    async with asyncio.timeout(self._remote.timeout), self._response(path, body) as response:
+                        content = await self._content(response)
+                    return json.loads(content)
             except _UnavailableError as failure:
                 await self._wait_before_retry(failure, failures)
 
@@ -98,72 +126,167 @@ class Server:
         await asyncio.sleep(min(delay, _MAX_DELAY))
 
     async def _events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
-        with self._errors():
-            async with self._client.stream("POST", self._url + path, json=body) as response:
-                if response.is_error:
-                    await response.aread()
-                self._check(response)
-                async for data in events(response.aiter_bytes()):
-                    if data.strip() == "[DONE]":
-                        return
-                    if data.strip():
-                        event = json.loads(data)
-                        if isinstance(event, dict) and "error" in event:
-                            raise self._event_error(event)
-                        yield event
+        async with AsyncExitStack() as stack:
+            with self._errors():
+                response = await stack.enter_async_context(self._response(path, body))
+                if not response.is_success:
+                    await self._content(response)
+                self.answers = True
+            received = events(response.aiter_bytes())
+            while True:
+                with self._errors():
+                    async with asyncio.timeout(self._remote.timeout):
+                        event = await self._next_event(received)
+                if event is None:
+                    return
+                yield event
+
+    async def _next_event(self, received: AsyncIterator[str]) -> Any:
+        """The next event that says something, since empty events and comments may come from a proxy; None: the end."""
+        async for data in received:
+            if data.strip() == "[DONE]":
+                return None
+            event = json.loads(data) if data.strip() else {}
+            if isinstance(event, dict) and ("error" in event or event.get("object") == "error"):
+                raise self._event_error(event)
+            if not _is_empty(event):
+                return event
+        return None
+
+    async def _content(self, response: httpx.Response) -> bytes:
+        """Read a response of limited size, and raise the error that it tells."""
+        content = bytearray()
+        limit = _MAX_BYTES if response.is_success else _MAX_ERROR_BYTES
+        async for chunk in response.aiter_bytes():
+            content += chunk
+            if len(content) > limit:
+                if response.is_success:
+                    raise EngineError(f"{self.name} sent more than {limit >> 20} MiB")
+                break
+        self._check(response, bytes(content[:limit]))
+        return bytes(content)
 
     def _event_error(self, event: Mapping[str, Any]) -> EngineError | ConfigurationError:
         """The error of an event that a server sends in place of a part of the reply."""
-        match event["error"]:
+        error = event.get("error") or event
+        match error:
             # vLLM's error has the status that the response would have had if the stream had not started.
             case {"code": int() as status} if 400 <= status < 500 and status not in _RETRYABLE_STATUSES:
-                return ConfigurationError(f"{self._name} refuses the request ({status}): {_message(event)}")
-        return EngineError(f"{self._name} failed: {_message(event)}")
+                return self._refusal(status, self._message(event))
+        return EngineError(f"{self.name} failed: {self._message(event)}")
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
+        """Raise EngineError, which never has the API key, for everything that can go wrong in a request.
+
+        Transports are foreign code: their cancellations and exits must not end the task that reads the reply.
+        """
         try:
             yield
-        except httpx.ReadTimeout as error:
-            raise _UnavailableError(f"{self._name} gave no sign of life for {self._remote.timeout:g} s") from error
+        except (EngineError, ConfigurationError):
+            raise
+        except (httpx.ReadTimeout, TimeoutError):
+            patience = f"{self._remote.timeout:g} s" if self._remote.timeout is not None else "its limit"
+            raise _UnavailableError(f"{self.name} timed out: it sent nothing of a reply for {patience}") from None
         except httpx.HTTPError as error:
-            raise _UnavailableError(f"{self._name} cannot be reached: {str(error) or type(error).__name__}") from error
+            if "location header" in str(error):  # httpx reads the address of a redirect, of which it may quote a part
+                raise ConfigurationError(f"{self.name} redirects to an invalid address") from None
+            raise _UnavailableError(f"{self.name} cannot be reached: {self.without_key(_described(error))}") from None
         except (ValueError, RecursionError) as error:
-            raise EngineError(f"{self._name} sent something that is not JSON") from error
+            reason = str(error) if isinstance(error, LineTooLongError) else "something that is not JSON"
+            raise EngineError(f"{self.name} sent {reason}") from None
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
+            raise EngineError(f"{self.name} failed: {self.without_key(_described(error))}") from None
 
-    def _check(self, response: httpx.Response) -> None:
+    def _check(self, response: httpx.Response, content: bytes) -> None:
         status = response.status_code
+        reason = self._reason(content)
         if status in _RETRYABLE_STATUSES:
-            failure = _UnavailableError(f"{self._name} answered {status}: {_reason(response)}")
+            failure = _UnavailableError(f"{self.name} answered {status}: {reason}")
             with suppress(KeyError, ValueError):  # the header may also hold a date
-                failure.retry_after = float(response.headers["Retry-After"])
+                seconds = float(response.headers["Retry-After"])
+                failure.retry_after = seconds if seconds >= 0 else None  # not for NaN
             raise failure
         self.answers = True
-        if not response.is_error:
+        if response.is_success:
             return
-        reason = _reason(response)
-        if status in (401, 403):
-            raise ConfigurationError(f"{self._name} refuses the API key ({status}): {reason}")
-        if status in (400, 422) and "context" in reason.lower():
-            raise ContextLengthError(f"{self._name} refuses the request: {reason}")
+        if 300 <= status < 400:
+            place = self.without_key(_without_secrets(response.headers.get("Location", "")))
+            raise ConfigurationError(
+                f"{self.name} redirects to {place[:300] or 'another address'} ({status}): give that address"
+            )
         if 400 <= status < 500:
-            raise ConfigurationError(f"{self._name} refuses the request ({status}): {reason}")
-        raise EngineError(f"{self._name} answered {status}: {reason}")
+            raise self._refusal(status, reason)
+        raise EngineError(f"{self.name} answered {status}: {reason}")
+
+    def _refusal(self, status: int, reason: str) -> ConfigurationError:
+        """The error for a request that the server refuses with a status of 400 to 499."""
+        if status in (401, 403):
+            return ConfigurationError(f"{self.name} refuses the API key ({status}): {reason}")
+        if status in (400, 413, 422) and _CONTEXT.search(reason):
+            return ContextLengthError(f"{self.name} refuses the request: {reason}")
+        return ConfigurationError(f"{self.name} refuses the request ({status}): {reason}")
+
+    def _reason(self, content: bytes) -> str:
+        try:
+            return self._message(json.loads(content))
+        except (ValueError, RecursionError):
+            return self.without_key(content.decode(errors="replace"))[:200]
+
+    def _message(self, answer: Any) -> str:
+        value = answer
+        for key in ("error", "message", "detail"):
+            if isinstance(value, dict) and key in value:
+                value = value[key]
+        return self.without_key(str(value))[:500]
+
+    def without_key(self, text: str) -> str:
+        """A server's text without the API key, which some servers repeat in their errors."""
+        return text.replace(self._key, "<API key>") if self._key else text
 
 
-def _reason(response: httpx.Response) -> str:
+def checked_key(key: str | None, name: str) -> str | None:
+    """An API key without white space around it, as from a file; None for an empty one.
+
+    Raises ConfigurationError, which calls the key `name`, for a character that no HTTP header may have.
+    """
+    stripped = (key or "").strip()
+    if (place := next((place for place, letter in enumerate(stripped) if not "!" <= letter <= "~"), None)) is not None:
+        raise ConfigurationError(
+            f"{name} has a character that no HTTP header may have, the one at {place}: copy the key once more"
+        )
+    return stripped or None
+
+
+def _without_secrets(url: str) -> str:
+    """An address without a user's name, password or query, which may be secret."""
     try:
-        return _message(response.json())
+        parts = urlsplit(url)
     except ValueError:
-        return response.text[:200]
+        return "an invalid address"
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
-def _message(answer: Any) -> str:
-    value = answer
-    for key in ("error", "message", "detail"):
-        if isinstance(value, dict) and key in value:
-            value = value[key]
-    return str(value)[:500]
+def _described(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+def _is_empty(event: Any) -> bool:
+    """Whether an event has nothing of a reply: no text, token, reason of the end, or usage."""
+    if not isinstance(event, dict):
+        return False
+    choices = event.get("choices")
+    if event.keys() - _FRAME or event.get("usage") or not isinstance(choices, (list, type(None))):
+        return False
+    return not any(
+        not isinstance(choice, dict) or any(value for name, value in choice.items() if name != "index")
+        for choice in choices or ()
+    )
 
 
 async def events(chunks: AsyncIterable[bytes]) -> AsyncIterator[str]:
@@ -180,15 +303,21 @@ async def events(chunks: AsyncIterable[bytes]) -> AsyncIterator[str]:
 
     data: list[str] = []
     parts: list[str] = []  # pieces of the incomplete line, joined once
+    length = 0  # of the incomplete event
     async for text in decoded():
         *complete, incomplete = text.split("\n")
+        length = length + len(text)
+        if length > _MAX_EVENT and not any(not line for line in complete):
+            raise LineTooLongError(f"an event of more than {_MAX_EVENT >> 20} MiB")
         for end in complete:
             line = "".join([*parts, end])
             parts.clear()
             field, _, value = line.partition(":")
             if field == "data":
                 data.append(value.removeprefix(" "))
-            elif not line and data:
-                yield "\n".join(data)
+            elif not line:
+                length = len(incomplete)
+                if data:
+                    yield "\n".join(data)
                 data = []
         parts.append(incomplete)

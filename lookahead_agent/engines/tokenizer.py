@@ -7,14 +7,15 @@ import logging
 import re
 import uuid
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 from lookahead_agent.engines import chat_template
 from lookahead_agent.engines.chat_template import Message, ThinkingTags, ending, tool_calls
 from lookahead_agent.engines.written_replies import WrittenReplies
-from lookahead_agent.errors import ConfigurationError, ContextLengthError, ModelNotFoundError
+from lookahead_agent.errors import ConfigurationError, ContextLengthError, IntegrityError, ModelNotFoundError
+from lookahead_agent.jsonl import read_object
 
 
 class TextStream(Protocol):
@@ -88,6 +89,9 @@ logger = logging.getLogger(__name__)
 _CONTEXT_TOKENS = 8
 # Special tokens that mark parts of a reply: decoding keeps them as text, so that parsers find them.
 _MARKUP_TOKENS = re.compile(r"tool|function|python_tag|think", re.IGNORECASE)
+_MAX_TOKENS_OF_CHARACTER = 4  # as many as UTF-8 has bytes
+_MAX_RENDER_SECONDS = 10.0
+_MAX_GROWTH = 4096  # of a text by the tokenizer's replacements
 _PIECE_LENGTH = 1 << 14  # characters encoded at once if a text may be too long
 _MAX_TOKENS_PER_CUT = 16  # tokens that a cut can add to a text: characters on both sides may share one token
 
@@ -103,10 +107,28 @@ class _HFStream:
 
         self._tokenizer = tokenizer
         self._visible_tokens = visible_tokens
-        self._stream = DecodeStream(ids=list(before[-_CONTEXT_TOKENS:]), skip_special_tokens=True)
+        before = list(before[-_CONTEXT_TOKENS:])
+        self._stream = DecodeStream(ids=before, skip_special_tokens=True)
         self._pending: list[int] = []
+        self._begun = False  # whether a token of this stream was pushed
+        # A stream that begins within a character would repeat what is before that: it begins before the character, and
+        # has the whole character, since its first tokens completed none.
+        for count in range(1, min(len(before), _MAX_TOKENS_OF_CHARACTER) + 1):
+            if not self._ends_within_character(before):
+                break
+            if not self._ends_within_character(before[:-count]):
+                self._stream = DecodeStream(ids=before[:-count], skip_special_tokens=True)
+                for token_id in before[-count:]:
+                    self.push(token_id)
+                self._begun = False
+                break
+
+    def _ends_within_character(self, token_ids: Sequence[int]) -> bool:
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return text.endswith("\N{REPLACEMENT CHARACTER}")
 
     def push(self, token_id: int) -> str:
+        self._begun = True
         if token_id in self._visible_tokens:
             return self.flush() + self._visible_tokens[token_id]
         piece: str | None = self._stream.step(self._tokenizer, token_id)
@@ -117,7 +139,8 @@ class _HFStream:
         return piece
 
     def flush(self) -> str:
-        text: str = self._tokenizer.decode(self._pending, skip_special_tokens=True) if self._pending else ""
+        pending = self._pending if self._begun else []
+        text: str = self._tokenizer.decode(pending, skip_special_tokens=True) if pending else ""
         self._pending.clear()
         return text
 
@@ -130,9 +153,13 @@ class HFTokenizer:
         from transformers import AutoTokenizer
 
         try:
-            self.backend: Any = AutoTokenizer.from_pretrained(folder)
-        except (OSError, ValueError, KeyError) as error:
-            raise ModelNotFoundError(f"{folder} has no usable tokenizer: {error}") from error
+            # Otherwise transformers asks on the terminal whether to run the folder's code.
+            self.backend: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a damaged file can raise anything, as the panics of Rust
+            reason = str(error) or type(error).__name__
+            raise ModelNotFoundError(f"{folder} has no usable tokenizer: {reason[:500]}") from error
         if not self.backend.is_fast:
             raise ModelNotFoundError(f"{folder} has no tokenizer.json")
         self._fast = self.backend.backend_tokenizer
@@ -146,6 +173,9 @@ class HFTokenizer:
         self._warned_about_names = False
         template = self.backend.chat_template
         self.chat_template = template if isinstance(template, str) else json.dumps(template or "")
+        for text in template.values() if isinstance(template, dict) else [template or ""]:
+            chat_template.check_template(text)
+        self._check_patterns(folder)
         self.eos_ids = _eos_ids(folder, self.backend.eos_token_id)
         self.size = len(self.backend)
         vocabulary = json.dumps(sorted(self.backend.get_vocab().items()))
@@ -156,6 +186,31 @@ class HFTokenizer:
             self.thinking = tags
         elif tags.close in self.backend.get_added_vocab():  # also in models that never think
             self.thinking = ThinkingTags(always=False)
+
+    def _check_patterns(self, folder: Path) -> None:
+        """Try the patterns of the tokenizer with a time-out: Rust's search for a pattern cannot be interrupted.
+
+        Raises ModelNotFoundError for a pattern that takes exponential time, or for replacements that multiply a text.
+        """
+        import regex
+
+        parts = [getattr(self._fast, name) for name in ("normalizer", "pre_tokenizer", "decoder")]
+        pending: list[Any] = [json.loads(part.__getstate__()) for part in parts if part is not None]
+        growth = 1
+        for value in pending:
+            if isinstance(value, list):
+                pending += value
+            elif isinstance(value, dict):
+                pending += value.values()
+                growth *= max(1, len(value["content"])) if isinstance(value.get("content"), str) else 1
+                if isinstance(pattern := value.get("Regex"), str) and _takes_exponential_time(pattern, regex):
+                    raise ModelNotFoundError(
+                        f"{folder} has no usable tokenizer: {pattern[:80]!r} takes exponential time"
+                    )
+        if growth > _MAX_GROWTH:
+            raise ModelNotFoundError(
+                f"{folder} has no usable tokenizer: its replacements make a text {growth} times longer"
+            )
 
     def exchanging_text(self) -> Self:
         """The same tokenizer for a server that returns text only; its fingerprint prevents an exchange of token ids."""
@@ -178,7 +233,10 @@ class HFTokenizer:
         }
         templates = self.backend.chat_template or ""
         texts = [templates] if isinstance(templates, str) else templates.values()
-        return frozenset().union(*map(_get_template_variables, texts)) - supplied
+        try:
+            return frozenset().union(*map(_get_template_variables, texts)) - supplied
+        except Exception as error:  # of a template that cannot be read, or that is nested too deeply
+            raise ConfigurationError(f"the chat template of {self._name} cannot be read: {error}") from error
 
     def encode(self, text: str, longest: int | None = None) -> list[int]:
         """Token ids of `text`; see `Tokenizer.encode`."""
@@ -285,7 +343,11 @@ class HFTokenizer:
             if first_error is None or adapted != current:
                 current = adapted
                 try:
-                    return str(self.backend.apply_chat_template(current, **options))
+                    return chat_template.within(
+                        _MAX_RENDER_SECONDS, partial(self.backend.apply_chat_template, current, **options)
+                    )
+                except chat_template.TemplateTimeoutError:
+                    raise
                 # A template is third-party code: unexpected input can raise any exception.
                 except Exception as error:
                     first_error = first_error or error
@@ -294,10 +356,36 @@ class HFTokenizer:
         ) from first_error
 
 
+def _takes_exponential_time(pattern: str, regex: Any) -> bool:
+    """Whether a search for a pattern takes more than a second in some short text of its own letters."""
+    words = re.findall(r"\w+", pattern)
+    letters = sorted({*"".join(words), *" \na1!.-"})[:80]
+    try:
+        compiled = regex.compile(pattern)
+        for probe in (
+            *(letter * 40 for letter in letters),
+            *("".join(words)[:8] * 10, *(word[:4] * 10 for word in words[:20])),
+        ):
+            for end in ("", "\0"):
+                for _ in compiled.finditer(probe + end, timeout=1.0):
+                    pass
+    except TimeoutError:
+        return True
+    except regex.error:  # a notation of Rust's engine only
+        return False
+    return False
+
+
 def _eos_ids(folder: Path, default: int | None) -> frozenset[int]:
-    ids = {default} if default is not None else set()
-    config = folder / "generation_config.json"
-    if config.is_file():
-        configured = json.loads(config.read_text()).get("eos_token_id") or []
-        ids.update([configured] if isinstance(configured, int) else configured)
-    return frozenset(ids)
+    """The tokens that end a reply, of the tokenizer and of generation_config.json; raises IntegrityError."""
+    file = folder / "generation_config.json"
+    configured: Any = None
+    if file.exists():
+        try:
+            configured = read_object(file).get("eos_token_id")
+        except (OSError, ValueError) as error:
+            raise IntegrityError(f"{file} cannot be read: {error}") from error
+    listed = configured if isinstance(configured, list) else [] if configured is None else [configured]
+    if not all(isinstance(token, int) and not isinstance(token, bool) and 0 <= token < 1 << 31 for token in listed):
+        raise IntegrityError(f"eos_token_id in {file} is a token id, or a list of them")
+    return frozenset({*listed, *([default] if default is not None else [])})

@@ -1,7 +1,8 @@
 """An engine on vLLM, which runs in child processes of this process."""
 
 import asyncio
-import multiprocessing.process
+import logging
+import os
 import threading
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -23,10 +24,8 @@ from lookahead_agent.errors import ConfigurationError, EngineError, EngineStartE
 
 _SHUT_DOWN = "the engine was shut down"
 
-# transformers imports its modules on first use, which is unsafe in two threads at once, and vLLM keeps the current
-# configuration in global variables. If an engine measures a GPU's free memory, the lock is held until the engine
-# runs.
-_start_lock = threading.Lock()
+_import_lock = threading.Lock()  # transformers imports its modules on first use, unsafe in two threads at once
+_memory_lock = threading.Lock()  # delays starts on a GPU while an engine starts there that measures the free memory
 
 
 class VLLMEngine:
@@ -52,15 +51,22 @@ class VLLMEngine:
         pids: list[int] = []
         try:
             with ExitStack() as starting:
-                starting.enter_context(_start_lock)
-                starting.enter_context(processes.gc_paused())
-                self.tokenizer: Tokenizer = HFTokenizer(config.model)
-                on_spawn = starting.close if _may_unlock_at_spawn(config) else None
+                if not vllm_config.runs_on_cpu():
+                    starting.enter_context(_memory_lock)
                 environment = vllm_config.process_environment(config)
-                pids = starting.enter_context(processes.spawning(environment, on_spawn))
-                self._llm: Any = _start(config, self._shared_draft)
+                self._process = processes.EngineProcess(_job(config, self._shared_draft), environment)
+                pids.append(self._process.pid)
+                if "kv_cache_memory_bytes" in dict(config.arguments):
+                    starting.close()
+                # Meanwhile, in this process:
+                with _import_lock, processes.gc_paused():
+                    self.tokenizer: Tokenizer = HFTokenizer(config.model)
+                    _import_vllm()
+                self._llm: Any = _connect(self._process)
         except BaseException as error:
             processes.finish_start(pids, failed=True)
+            if isinstance(error, processes.StartError) and error.is_refused:
+                raise ConfigurationError(str(error)) from None
             if isinstance(error, ConfigurationError) or not isinstance(error, Exception):
                 raise
             reason = processes.start_failure_reason(error)
@@ -113,6 +119,8 @@ class VLLMEngine:
         if sampling.structured is None:
             # vLLM then skips its single preprocessing thread, which compiles the grammars of other requests.
             prompt["type"] = "token"
+        if sampling.cache_salt is not None:
+            prompt["cache_salt"] = sampling.cache_salt
         outputs = self._llm.generate(prompt, _sampling_params(sampling, room), request_id)
         self._running.add(request_id)
         try:
@@ -141,9 +149,7 @@ class VLLMEngine:
         except (EngineDeadError, EngineGenerateError) as error:
             reason = str(error).strip() or f"{type(error).__name__} (VLLM_LOGGING_LEVEL=INFO shows vLLM's log)"
             if self._llm is not None and self._llm.errored:
-                reason = await asyncio.to_thread(
-                    processes.crash_reason, self._llm.engine_core.resources.engine_manager.processes
-                )
+                reason = processes.crash_reason(await asyncio.to_thread(self._process.exit_code))
             raise EngineError(f"vLLM failed on {self._config.model.name}: {reason}") from error
         except (VLLMClientError, ValueError) as error:
             raise ConfigurationError(f"vLLM refuses the request: {error}") from error
@@ -204,12 +210,7 @@ class VLLMEngine:
     def detach_after_fork(self) -> None:
         """Mark the engine closed in a forked child without signalling vLLM's processes, which belong to the parent."""
         self._closed = True
-        client = self._llm.engine_core
-        client._finalizer.detach()
-        manager = client.resources.engine_manager
-        manager._finalizer.detach()
-        # multiprocessing takes them for children of this process, which it terminates and joins at exit.
-        multiprocessing.process._children.difference_update(manager.processes)  # type: ignore[attr-defined]
+        self._llm.engine_core._finalizer.detach()
         self._llm.shutdown = lambda *_, **__: None  # vLLM's destructor calls it
 
     async def _cancel_requests(self, llm: Any) -> None:
@@ -223,28 +224,37 @@ class VLLMEngine:
             await asyncio.wait(tasks)
 
 
-def _may_unlock_at_spawn(config: VLLMConfig) -> bool:
-    """Whether other engines may start after the first spawn: no second process follows and no memory is measured."""
-    arguments = dict(config.arguments)
-    measures_memory = not vllm_config.runs_on_cpu() and "kv_cache_memory_bytes" not in arguments
-    return not measures_memory and arguments.get("data_parallel_size", 1) == 1
-
-
-def _start(config: VLLMConfig, shared_draft: SharedDraftBuffer | None) -> Any:
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
-
+def _job(config: VLLMConfig, shared_draft: SharedDraftBuffer | None) -> dict[str, Any]:
+    """The arguments of `worker_main`."""
     arguments = vllm_config.engine_arguments(config)
-    fields = AsyncEngineArgs.__dataclass_fields__
-    if unknown := sorted(set(arguments) - set(fields)):
-        raise ConfigurationError(f"vLLM has no engine argument {', '.join(unknown)}; see vllm.AsyncEngineArgs")
-    if vllm_config.runs_on_cpu():
-        from lookahead_agent.cpu.plugin import register_names
-
-        register_names()
     if shared_draft is not None:
         arguments["additional_config"] = {**arguments.get("additional_config", {}), BUFFER: str(shared_draft.path)}
-    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+    return {"arguments": arguments, "on_cpu": vllm_config.runs_on_cpu()}
+
+
+def _import_vllm() -> None:
+    """Import vLLM's client. It logs errors only, to stderr, unless the user's variables say otherwise."""
+    from vllm import envs
+
+    # vLLM reads its variables as attributes of this module: `os.environ` belongs to the program.
+    for name in ("VLLM_LOGGING_LEVEL", "VLLM_LOGGING_STREAM"):
+        if name not in os.environ:
+            setattr(envs, name, processes.QUIET_VARIABLES[name])
+    logger = logging.getLogger("vllm")
+    if "VLLM_LOGGING_LEVEL" not in os.environ:
+        logger.setLevel(logging.ERROR)
+    from vllm.v1.engine.async_llm import AsyncLLM  # noqa: F401
+
+
+def _connect(process: processes.EngineProcess) -> Any:
+    """Create vLLM's client of a started engine, which watches and ends the engine's process."""
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    llm = AsyncLLM.from_vllm_config(**process.wait_until_started())
+    client = llm.engine_core
+    client.resources.engine_manager = process
+    client.start_engine_core_monitor()
+    return llm
 
 
 def _sampling_params(sampling: Sampling, room: int) -> Any:

@@ -1,14 +1,15 @@
-"""The main module of vLLM's worker processes, in place of the user's script.
+"""The main module of the process that starts vLLM's processes (`EngineProcess`), and of these.
 
-vLLM spawns its workers, and a spawned Python first imports its parent's main module. A user's script would run a second
-time without an `if __name__ == "__main__"` guard, so this module replaces it. It also keeps the worker quiet, shortens
-its start and exit, and kills it when its parent ends for any reason.
+vLLM spawns its processes, and a spawned Python first imports its parent's main module. A user's script would run a
+second time without an `if __name__ == "__main__"` guard, so this module starts them. It also keeps them quiet, shortens
+their start and exit, and kills them when their parent ends for any reason.
 """
 
 import atexit
 import gc
 import logging
 import os
+import pickle
 import select
 import signal
 import sys
@@ -16,9 +17,12 @@ import threading
 import warnings
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+from lookahead_agent.engines import child_watch
 from lookahead_agent.engines.processes import PARENT
+from lookahead_agent.errors import ConfigurationError
 
 
 def _kill_with_parent(parent: int) -> None:
@@ -59,12 +63,83 @@ def _shorten_start_and_exit() -> None:
     BaseProcess._bootstrap = bootstrap_and_exit  # type: ignore[attr-defined]
 
 
-if __name__ == "__mp_main__":
-    _silence_early_eof()
-    _shorten_start_and_exit()
+def start_engine() -> None:
+    """Start vLLM's processes for the job in stdin, write an answer to the descriptor in `argv`, and wait for them."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is for the owner, which ends its engines
+    descriptor = int(sys.argv[1])
+    os.set_inheritable(descriptor, False)
+    owner = _watch_parent()
+    with os.fdopen(descriptor, "wb") as out:
+        try:
+            pids, answer = _launch(**pickle.load(sys.stdin.buffer))
+            content = bytes(ForkingPickler.dumps((True, answer)))
+        except BaseException as error:
+            refused = isinstance(error, ConfigurationError)
+            out.write(pickle.dumps((False, {"message": str(error) or type(error).__name__, "is_refused": refused})))
+            raise SystemExit(1) from None
+        out.write(content)
+    watch = (sys.executable, "-I", "-S", child_watch.__file__, str(owner), *map(str, pids))
+    os.execv(sys.executable, watch)
+
+
+def _launch(arguments: dict[str, Any], on_cpu: bool) -> tuple[list[int], dict[str, Any]]:
+    """Start an engine's processes; returns their pids, and what a client of the engine needs."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.transformers_utils.config import maybe_register_config_serialize_by_value
+    from vllm.v1.engine.utils import EngineZmqAddresses, get_engine_zmq_bind_addresses, launch_core_engines
+    from vllm.v1.executor import Executor
+
+    if unknown := sorted(set(arguments) - set(AsyncEngineArgs.__dataclass_fields__)):
+        raise ConfigurationError(f"vLLM has no engine argument {', '.join(unknown)}; see vllm.AsyncEngineArgs")
+    if on_cpu:
+        from lookahead_agent.cpu.plugin import register_names
+
+        register_names()
+    engine_args = AsyncEngineArgs(**arguments)
+    config = engine_args.create_engine_config()
+    maybe_register_config_serialize_by_value()
+    bound = get_engine_zmq_bind_addresses(config)
+    if any(address.startswith("tcp:") for address in (*bound.inputs, *bound.outputs)):
+        raise ConfigurationError("an engine's processes must all run on this machine: serve it with vLLM, and base_url")
+    addresses = EngineZmqAddresses(inputs=bound.inputs, outputs=bound.outputs)
+    log_stats = not engine_args.disable_log_stats
+    with launch_core_engines(config, Executor.get_class(config), log_stats, addresses) as engines:
+        pass  # leaving the context waits until the engine runs
+    processes = [*getattr(engines.engine_manager, "processes", ())]
+    processes += [engines.coordinator.proc] if engines.coordinator is not None else []
+    client_addresses = {"input_address": bound.inputs[0], "output_address": bound.outputs[0]}
+    if engines.addresses.frontend_stats_publish_address is not None:
+        client_addresses["stats_update_address"] = engines.addresses.frontend_stats_publish_address
+    answer = {
+        "vllm_config": config,
+        "enable_log_requests": engine_args.enable_log_requests,
+        "disable_log_stats": engine_args.disable_log_stats,
+        "client_addresses": client_addresses,
+    }
+    return [process.pid for process in processes], answer
+
+
+def _watch_parent() -> int:
+    """Kill this process when its parent ends, and return the parent's pid."""
+    parent = _parent_pid()
+    if hasattr(os, "pidfd_open"):
+        threading.Thread(target=_kill_with_parent, args=(parent,), daemon=True).start()
+    return parent
+
+
+def _be_quiet() -> None:
     # Until vLLM sets up its logging, a library's warnings would go to the terminal.
     if "VLLM_LOGGING_LEVEL" in os.environ:
         logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
     warnings.filterwarnings("ignore", category=FutureWarning)
-    if hasattr(os, "pidfd_open"):
-        threading.Thread(target=_kill_with_parent, args=(_parent_pid(),), daemon=True).start()
+
+
+if __name__ == "__main__":
+    gc.disable()  # a third of the time of vLLM's imports
+    _be_quiet()
+    start_engine()
+elif __name__ == "__mp_main__":
+    _silence_early_eof()
+    _shorten_start_and_exit()
+    _be_quiet()
+    _watch_parent()

@@ -35,6 +35,7 @@ class GenerateRequest:
     """Texts after which only the target writes, as after the opening of a tool call."""
     tool_parser: str | None = None
     target_timeout: float | None = None  # seconds without a token after which the target has failed; None: never
+    stall_timeout: float | None = 120.0  # the same while its engine gives no token to anybody; None: never
     audit_rate: float = 0.0
 
 
@@ -56,7 +57,7 @@ class ChatReply:
     invalid_tool_calls: list[InvalidToolCall]  # calls that could not be parsed, with the reason
     finish_reason: str
     """"length": the reply ran out of tokens, or its form is incomplete; "tool_calls": the reply ended and has valid
-    calls; "stop": neither."""
+    calls; "stop": neither; other values come from the target's engine."""
     prompt_tokens: int
     thinking_tokens: int  # tokens of the reply that are thinking, without its tags
     token_ids: list[int]

@@ -46,6 +46,7 @@ _CHOICES = (
     '"auto", "none", "any", "required", True, a tool\'s name, {"type": "function", "function": {"name": …}}, '
     '{"type": "tool", "name": …} or {"type": "allowed_tools", "allowed_tools": {"mode": …, "tools": […]}}'
 )
+_CHOICE_KEYS = frozenset({"type", "name", "function", "allowed_tools", "mode", "tools"})
 
 _Number = BeforeValidator(_reject_bool)
 _INT32 = 2**31  # the engine stores these values in 32 bits, and a seed in 64
@@ -107,8 +108,8 @@ class CallOptions(SamplingArguments):
     parallel_tool_calls: bool | None = None
     """Whether a reply may call several tools; None: the model decides, but a required call is a single one."""
     response_format: dict[str, Any] | None = None
-    """`{"type": "json_schema", "json_schema": {"name": …, "schema": …}}`, `{"type": "json_object"}` or
-    `{"type": "text"}`."""
+    """`{"type": "json_schema", "json_schema": {"name": …, "schema": …}}`, `{"type": "json_object"}`, with or without a
+    `schema`, or `{"type": "text"}`."""
     template_arguments: dict[str, Any] = Field(default_factory=dict)
     """Further variables of the model's chat template, such as `enable_thinking`."""
     node: str | None = None
@@ -227,6 +228,8 @@ def choose_tools(tools: list[dict[str, Any]], choice: Any) -> tuple[list[dict[st
 
 def _parse_choice(choice: Any) -> tuple[Literal["auto", "none", "required"], list[str] | None]:
     """Return the mode of a choice, and the names of the tools that it allows; None: all."""
+    if isinstance(choice, Mapping) and (unknown := choice.keys() - _CHOICE_KEYS):
+        raise ConfigurationError(f"tool_choice has {min(map(repr, unknown))[:80]}, but is {_CHOICES}")
     match choice:
         case None | False | "auto" | {"type": "auto"}:
             return "auto", None
@@ -262,16 +265,28 @@ def _tool_name(choice: Any) -> str | None:
 def _constraint(response_format: Mapping[str, Any]) -> dict[str, Any] | None:
     """Convert OpenAI's `response_format` to a constraint for `Sampling.structured`; None: free text."""
     match response_format:
-        case {"type": "text"}:
+        case {"type": "text", **rest} if not rest:
             return None
-        case {"type": "json_object"}:
+        case {"type": "json_object", **rest} if not rest:
             return {"json_object": True}
-        case {"type": "json_schema", "json_schema": {"schema": dict() as schema}}:
+        # Servers of other makers take a schema here.
+        case {"type": "json_object", "schema": dict() as schema, **rest} if not rest:
+            return {"json": schema}
+        case {"type": "json_schema", "json_schema": {"schema": dict() as schema, **described}, **rest} if not (
+            rest or described.keys() - {"name", "description", "strict"}
+        ):
             return {"json": schema}
     raise ConfigurationError(
-        'response_format is {"type": "text"}, {"type": "json_object"} or '
-        '{"type": "json_schema", "json_schema": {"name": …, "schema": …}}'
+        'response_format is {"type": "text"}, {"type": "json_object"}, {"type": "json_object", "schema": …} or '
+        '{"type": "json_schema", "json_schema": {"name": …, "schema": …}}, '
+        f"not an object with {', '.join(map(repr, _paths(response_format)))}"
     )
+
+
+def _paths(fields: Mapping[str, Any]) -> list[str]:
+    inner = fields.get("json_schema")
+    names = [f"json_schema.{name}" for name in inner] if isinstance(inner, Mapping) else []
+    return [str(name)[:80] for name in (*fields, *names)][:20]
 
 
 def _call_schemas(tools: Sequence[Mapping[str, Any]], pointer: str) -> list[dict[str, Any]]:

@@ -59,7 +59,9 @@ class ReplyGenerator:
         policy, certificate, self._certificate = engines.certified(request.policy)
         self.request = request if policy is request.policy else replace(request, policy=policy)
         self.thinking = self.thinking if request.messages is not None else None
-        self._verifier = engines.verifier(policy)
+        silence = engines.silence(policy)
+        self._verifier = engines.verifier(policy) if silence is None else None
+        self._missing = silence or engines.missing(policy)  # why there is no verifier
         if certificate is not None and self._verifier is not None:
             self._verifier = engines.drift_monitor.audited(self._verifier, certificate, request.audit_rate)
         self._group = f"{request.node}|{policy.name}"  # replies of comparable speed: one node under one policy
@@ -74,7 +76,7 @@ class ReplyGenerator:
             setup = engines.engine_setup
             if setup is not None and setup.draft_is_optional and (alone := engines.modes.without_draft(self._group)):
                 return alone
-            return ModeChoice(tokens, "the policy allows no draft step" if not policy.speculates else "no draft engine")
+            return ModeChoice(tokens, self._missing or "the policy allows no draft step")
         if policy.forces_speculation:
             return ModeChoice(both, "the policy says how steps are speculated on")
         if engines.engine_setup is None:
@@ -110,7 +112,10 @@ class ReplyGenerator:
             if (counts := report.target_prompt).cached is not None and tokens:
                 engines.modes.learn_tokens(self._group, counts.total - counts.cached, len(tokens))
             if alone and engines.replies == number and engines.target.in_flight == 0:
-                await self._learn(report, len(tokens), await cpu_before if cpu_before is not None else None)
+                try:
+                    await self._learn(report, len(tokens), await cpu_before if cpu_before is not None else None)
+                except Exception as error:  # the reply is finished
+                    logger.warning("nothing is learned from the speed of a reply: %s", error)
         finally:
             engines.replies_at_once -= 1
             if engines.warmer.waiting:
@@ -202,7 +207,7 @@ class ReplyGenerator:
         # In a thread: vLLM's parsers start slowly.
         read = await asyncio.to_thread(reader.finish, decoded.truncated)
         if self.request.parallel_tool_calls is False:
-            del read.parsed.tool_calls[1:]
+            read.parsed.keep_one_call()
         for piece in read.pieces:
             self.emit(piece)
         return read, [decoded]
@@ -237,17 +242,23 @@ class ReplyGenerator:
         settings = replace(
             decoding_settings(request.policy),
             target_timeout=request.target_timeout,
+            stall_timeout=request.stall_timeout,
             shared_draft=self._choice.mode in ("sd", "lr+sd"),
         )
         decoder_request = ReplyRequest(tuple(prompt), sampling, request.question, regions, draft_prompt)
         reply = await lookahead(decoder_request, engines.target, draft, verifier, settings, on_text, self.emit)
         reply.report.speculation_disabled = reply.report.speculation_disabled or draft_problem
+        if (part := reply.report.silent) is not None:
+            engines.remember_silence(part, request.policy, reply.report.speculation_disabled or "")
         return reply
 
     def _metadata(self, report: ReplyReport) -> dict[str, Any]:
         """Return `response_metadata["lookahead"]`, as the reference documents it."""
         request, engines, setup = self.request, self.engines, self.engines.engine_setup
-        lacks_draft = request.policy.speculates and self._verifier is None and not request.must_call
+        disabled = report.speculation_disabled
+        if request.policy.speculates and self._verifier is None and not request.must_call:
+            # Without a draft, and without a problem, there is nothing to disable.
+            disabled = self._missing if engines.draft is not None or "draft" in engines.problems else None
         return {
             "call": request.id,
             "policy": request.policy.name,
@@ -269,7 +280,7 @@ class ReplyGenerator:
             "tokens": {"target": asdict(report.target_tokens), "draft": asdict(report.draft_tokens)},
             "prompt_tokens": {"target": asdict(report.target_prompt), "draft": asdict(report.draft_prompt)},
             "seconds": report.seconds,
-            "speculation_disabled": engines.problem if lacks_draft else report.speculation_disabled,
+            "speculation_disabled": disabled,
         }
 
 
@@ -316,6 +327,9 @@ class ConstrainedGenerator(ReplyGenerator):
                 self._emit_answer(read.parsed.content)
         else:
             read.parsed = ParsedReply(decoded.text)
+        if not self.request.parallel_tool_calls:
+            # The grammar has one call, but an engine may not hold to it.
+            read.parsed.keep_one_call()
         if not read.parsed.tool_calls and decoded.finish_reason == "stop" and not is_json(decoded.text):
             logger.warning("the target ended a reply before its form was complete: its engine does not hold to forms")
             decoded = replace(decoded, finish_reason="length")

@@ -4,7 +4,9 @@ import re
 from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass
 
+from lookahead_agent.generation.scanned_text import ScannedText
 from lookahead_agent.generation.tool_calls import (
+    NAME,
     BrokenJsonError,
     JsonCalls,
     ParsedReply,
@@ -14,6 +16,7 @@ from lookahead_agent.generation.tool_calls import (
     parse_strict_json,
     read_calls,
     skip_whitespace,
+    value_sources,
 )
 
 
@@ -35,8 +38,10 @@ class ToolParser(ABC):
     begins: re.Pattern[str]  # matches where a call may begin
     may_begin: re.Pattern[str]  # matches the end of a text where a call may begin once more text arrives
 
+    # The patterns match possessively, and a run of backticks only from its beginning: hostile text takes linear time.
+
     @abstractmethod
-    def read(self, text: str, at: int, tools: Tools, *, truncated: bool) -> Match:
+    def read(self, reply: ScannedText, at: int, tools: Tools, *, truncated: bool) -> Match:
         """Parse a whole reply without thinking from a match of `begins`; `truncated`: the model had more to say."""
 
 
@@ -55,12 +60,17 @@ def prefix_pattern(*texts: str) -> str:
     return rf"(?:{'|'.join(sorted(parts, key=len, reverse=True))})\Z"
 
 
+def is_rest_of(tag: str, text: str, at: int) -> bool:
+    """Return whether the text from `at` on is empty, or the beginning of a tag."""
+    return len(text) - at <= len(tag) and tag.startswith(text[at:])
+
+
 # Small models often write the call as bare JSON, without the tags or in a code fence.
-_CALL = r'(?:\[\s*)?\{\s*"(?:name|type|id)"\s*:'
-_FENCED = rf"`{{3,}}\w*\s*{_CALL}"
-_PARTIAL_OBJECT = r'\{\s*(?:"\w{0,4}(?:"\s*)?)?\Z'
-_PARTIAL_CALL = rf"{_PARTIAL_OBJECT}|\[\s*(?:\Z|{_PARTIAL_OBJECT})"
-_PARTIAL_FENCED = rf"`+\Z|`{{3,}}\w*\s*(?:\Z|{_PARTIAL_CALL})"
+_CALL = r'(?:\[\s*+)?\{\s*+"(?:name|type|id)"\s*+:'
+_FENCED = rf"(?<!`)`{{3,}}+\w*+\s*+{_CALL}"
+_PARTIAL_OBJECT = r'\{\s*+(?:"\w{0,4}+(?:"\s*+)?)?\Z'
+_PARTIAL_CALL = rf"{_PARTIAL_OBJECT}|\[\s*+(?:\Z|{_PARTIAL_OBJECT})"
+_PARTIAL_FENCED = rf"(?<!`)(?:`++\Z|`{{3,}}+\w*+\s*+(?:\Z|{_PARTIAL_CALL}))"
 _UNTAGGED = (
     "```json",
     *(f'{{{space}"{key}"' for space in ("", " ", "\n", "\n  ", "\n    ", "\n\t") for key in ("name", "type", "id")),
@@ -72,7 +82,7 @@ _FENCE_ENDS = re.compile(r"`{3,}")
 class JsonToolParser(ToolParser):
     """Parses JSON calls with or without a tag, in the formats of Hermes and Qwen, Llama, and Mistral."""
 
-    _HEAD = re.compile(r"\s*(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*(?=\{)")
+    _HEAD = re.compile(r"\s*+(?P<name>[\w.-]++)\s*+(?:\[CALL_ID\]\s*+\w++\s*+)?(?:\[ARGS\])?\s*+(?=\{)")
 
     opens: str = "<tool_call>"  # tag before a call
     closes: str | None = "</tool_call>"  # tag that may follow a call
@@ -87,30 +97,32 @@ class JsonToolParser(ToolParser):
         self.begins = re.compile(f"{re.escape(self.opens)}|{_FENCED}|{_CALL}")
         self.may_begin = re.compile(f"{prefix_pattern(self.opens)}|{_PARTIAL_FENCED}|{_PARTIAL_CALL}")
 
-    def read(self, text: str, at: int, tools: Tools, *, truncated: bool) -> Match:
+    def read(self, reply: ScannedText, at: int, tools: Tools, *, truncated: bool) -> Match:
         """Parse the text from a place where a call may begin."""
-        if text.startswith(self.opens, at):
-            return self._parse_tagged(text, at, tools, truncated=truncated)
-        return self._parse_untagged(text, at, tools)
+        if reply.text.startswith(self.opens, at):
+            return self._parse_tagged(reply, at, tools, truncated=truncated)
+        return self._parse_untagged(reply, at, tools)
 
-    def _parse_tagged(self, text: str, at: int, tools: Tools, *, truncated: bool) -> Match:
+    def _parse_tagged(self, reply: ScannedText, at: int, tools: Tools, *, truncated: bool) -> Match:
+        text = reply.text
         begin = skip_whitespace(text, at + len(self.opens))
         if self.named and (head := self._HEAD.match(text, begin)) is not None:
             return self._parse_named(text, at, head, tools, truncated=truncated)
         if begin == len(text) or text[begin] not in "{[":
-            return self._parse_bare_tag(text, at, begin, truncated=truncated)
+            return self._parse_bare_tag(reply, at, begin, truncated=truncated)
         found = read_calls(text, begin, self.separators)
         calls = ParsedReply("")
         if found.broken is None:
             end = skip_whitespace(text, found.end, self.separators)
-            closing, rest = self._end.match(text, end), text[end:]
+            closing = self._end.match(text, end)
             if closing is not None and closing[0] == self.closes:
                 end = closing.end()
             elif closing is None and self.closes is None:
                 end = found.end
-            elif rest and self.closes is not None and self.closes.startswith(rest):
+            elif self.closes is not None and is_rest_of(self.closes, text, end):
                 end = len(text)
-            if closing is not None or self.closes is None or any(tag.startswith(rest) for tag in self._tags):
+            is_complete = closing is not None or self.closes is None
+            if is_complete or any(is_rest_of(tag, text, end) for tag in self._tags):
                 self._add_calls(calls, text[at:end], found.sources, tools)
                 return Match(end, calls)
         after = self._after_broken(text, found)
@@ -148,20 +160,20 @@ class JsonToolParser(ToolParser):
             return len(text)
         return closing.end() if closing[0] == self.closes else closing.start()
 
-    def _parse_bare_tag(self, text: str, at: int, begin: int, *, truncated: bool) -> Match:
+    def _parse_bare_tag(self, reply: ScannedText, at: int, begin: int, *, truncated: bool) -> Match:
         """Parse a tag without JSON: text of the answer, unless tags enclose a block."""
-        as_text = Match(at + len(self.opens))
-        if text[text.rfind("\n", 0, at) + 1 : at].strip():
+        text, as_text = reply.text, Match(at + len(self.opens))
+        if not reply.is_blank(reply.line_begin(at), at):
             return self._invalid(text, at, len(text), truncated=True) if truncated and begin == len(text) else as_text
         if self.closes is None:
-            end = _line_end(text, begin)
+            end = reply.find("\n", begin)
             return self._invalid(text, at, end, truncated=truncated and end == len(text))
-        close = text.find(self.closes, begin)
-        if close < 0:
+        close = reply.find(self.closes, begin)
+        if close == len(text):
             return self._invalid(text, at, len(text), truncated=True) if truncated else as_text
         end = close + len(self.closes)
-        alone = not text[end : _line_end(text, end)].strip()
-        return self._invalid(text, at, end, truncated=False) if alone and text[begin:close].strip() else as_text
+        is_block = begin < close and reply.is_blank(end, reply.find("\n", end))
+        return self._invalid(text, at, end, truncated=False) if is_block else as_text
 
     def _invalid(self, text: str, at: int, end: int, *, truncated: bool) -> Match:
         source = self._without_tags(text[at:end])
@@ -171,47 +183,43 @@ class JsonToolParser(ToolParser):
         source = source.strip().removeprefix(self.opens)
         return (source.removesuffix(self.closes) if self.closes is not None else source).strip()
 
-    def _parse_untagged(self, text: str, at: int, tools: Tools) -> Match:
+    def _parse_untagged(self, reply: ScannedText, at: int, tools: Tools) -> Match:
+        text = reply.text
         fenced = text[at] == "`"
         begin = next(position for position in range(at, len(text)) if text[position] in "{[")
         names = {tool["function"]["name"] for tool in tools}
         try:
-            end = json_end(text, begin)
+            end = reply.json_end(begin)
         except BrokenJsonError as error:
-            name = find_name(text[begin:])
-            if name not in names:
+            named = reply.search(NAME, begin)
+            if named is None or named[1] not in names:
                 return Match(begin + 1)
             stop = (_FENCE_ENDS if fenced else self._end).search(text, error.at) if not error.unfinished else None
             after = len(text) if stop is None else stop.end() if fenced else stop.start()
-            return invalid(name, text[begin:after].rstrip("` \n"), after, error, rank=2 if fenced else 1)
+            return invalid(named[1], text[begin:after].rstrip("` \n"), after, error, rank=2 if fenced else 1)
         if not _names_tools(text[begin:end], names):
             # In a fence it is ordinary code. Bare JSON is skipped as a whole, since its parts are no calls either.
             return Match(at) if fenced else Match(end)
+        sources = value_sources(text, begin, end)
         if fenced:
             found = read_calls(text, begin, self.separators)
-            end = skip_whitespace(text, found.end, self.separators)
+            sources, end = found.sources, skip_whitespace(text, found.end, self.separators)
             ticks = _FENCE_ENDS.match(text, end)
             if found.broken is not None or (ticks is None and end < len(text)):
                 return Match(at)
             end = end if ticks is None else ticks.end()
         else:
-            found = read_calls(text[:end], begin, "")
             following = skip_whitespace(text, end, self.separators)
             end = following if text[following : following + 1] in ("{", "[") else end
         calls = ParsedReply("")
-        for source in found.sources:
+        for source in sources:
             calls.add_source(source, tools)
         return Match(end, calls, 2 if fenced else 1)
 
 
-def _line_end(text: str, begin: int) -> int:
-    end = text.find("\n", begin)
-    return end if end >= 0 else len(text)
-
-
 def _names_tools(source: str, names: set[str]) -> bool:
     """Return whether JSON without a tag is meant to call tools."""
-    sources = read_calls(source, 0, "").sources
+    sources = value_sources(source, 0, len(source))
     for text in sources:
         try:
             call = parse_strict_json(text)

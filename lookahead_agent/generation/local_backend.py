@@ -116,6 +116,10 @@ class LocalBackend:
         """Return whether the target can write replies, as far as is known without a request to it."""
         return self.running is None or self.running.target.healthy
 
+    def models_to_start(self, policy: VerifierPolicy) -> tuple[str, ...]:
+        """The roles of the models that a call under this policy would start or restart; empty if all run."""
+        return self.runtime.models_to_start(policy) if self.runtime is not None else ()
+
     def tokenizer(self) -> Tokenizer:
         """Return the target's tokenizer; starts no engine."""
         if self.runtime is not None:

@@ -1,6 +1,7 @@
 """Parses a reply into thinking, answer and tool calls, for streams and complete replies alike."""
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -8,11 +9,13 @@ from typing import Literal
 from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.generation.backend import TextDelta
 from lookahead_agent.generation.json_tool_parsers import ToolParser
+from lookahead_agent.generation.scanned_text import ScannedText
 from lookahead_agent.generation.tool_calls import ParsedReply, Tools, skip_whitespace
 
-_NO_MATCH = re.compile(r"(?!)")
 _FENCE = re.compile(r"`{3,}|~{3,}")
-_TICKS = re.compile(r"`+")
+_LANGUAGE = re.compile(r"\w*+\s*+")
+_MAX_HELD = 128
+"""Characters that may begin a call or a tag, from which a stream waits for as many more before it looks again."""
 
 
 @dataclass
@@ -26,8 +29,8 @@ class ReadReply:
 
     def thinking_tokens(self, text_ends: Sequence[int]) -> int:
         """Count the tokens of the thinking, given the length of the text after each token, shape (n,)."""
-        begins = (0, *text_ends)
-        return sum(any(begin <= at < end for begin, end in self.thinking_spans) for at in begins[: len(text_ends)])
+        begins = (0, *text_ends)[: len(text_ends)]
+        return sum(bisect_left(begins, end) - bisect_left(begins, begin) for begin, end in self.thinking_spans)
 
 
 @dataclass(eq=False)
@@ -47,26 +50,39 @@ class ReplyReader:
     def __post_init__(self) -> None:
         self._has_thinking = self.inside
         self._open_optional = self.thinking is not None and self.thinking.always and not self.inside and not self.after
-        self._whole = ""
-        self._text = ""  # thinking that is not emitted yet, or the answer from its beginning
-        self._emitted_to = 0  # position up to which the answer is emitted
+        self._pieces: list[str] = []
+        self._space: list[str] = []  # white space at the beginning, before it is known whether thinking follows
+        # Thinking that is not emitted yet, or the answer from `_emitted_to` on, after the character before it
+        self._text = ""
+        self._emitted_to = 0
+        self._look_at = 0  # length of the held text from which it is searched again
         self._state = "answer" if self.thinking is None else "thinking" if self.inside else "begin"
-        self._emitted = {"thinking": "", "answer": ""}
-        self._held_space = ""  # white space that is emitted only if more text follows
+        self._emitted = {"thinking": 0, "answer": 0}  # numbers of characters
+        self._held_space: list[str] = []  # white space that is emitted only if more text follows
         self._truncated = False
+        self._scanned = ScannedText("")  # the answer of a complete reply
         self._offset = 0  # position of the answer in the reply
         self._line_floor = 0  # earliest start of the line: the end of the last call, thinking or code in it
+        self._open_code = (0, 0, 0)  # a beginning of a line, the runs of backticks before it and after, the open run
         self._spans: list[tuple[int, int]] = []
         # Text; calls, with their rank and the text that replaces them if they do not count; None for thinking
         self._parts: list[str | tuple[ParsedReply, int, str] | None] = []
 
     def push(self, text: str) -> None:
         """Add generated text, and emit what is certain."""
-        self._whole += text
+        self._pieces.append(text)
         if self.thinking is None and self.parser is None:
-            self._emitted["answer"] += text
+            self._emitted["answer"] += len(text)
             self.emit(TextDelta("answer", text))
             return
+        if self._state == "held":
+            return
+        if self._state == "begin" and not self._text and not text.strip():
+            self._space.append(text)
+            return
+        if self._space:
+            text = "".join([*self._space, text])
+            self._space.clear()
         self._text += text
         if self._state == "begin":
             self._push_begin()
@@ -77,10 +93,10 @@ class ReplyReader:
 
     def finish(self, truncated: bool) -> ReadReply:
         """Parse the whole reply; `truncated`: the token limit or a stop string cut it off."""
-        reply = self._parse(truncated)
+        reply = self._parse("".join(self._pieces), truncated)
         rest = (
-            TextDelta("thinking", reply.thinking[len(self._emitted["thinking"]) :]),
-            TextDelta("answer", reply.parsed.content[len(self._emitted["answer"]) :]),
+            TextDelta("thinking", reply.thinking[self._emitted["thinking"] :]),
+            TextDelta("answer", reply.parsed.content[self._emitted["answer"] :]),
         )
         reply.pieces = [piece for piece in rest if piece.text]
         return reply
@@ -100,11 +116,14 @@ class ReplyReader:
         self._emit_text("thinking", self._text[:end])
         self._text = self._text[end:]
         if close >= 0:
-            self._text, self._state, self._held_space = self._text[len(self.thinking.close) :], "answer", ""
+            self._text, self._state = self._text[len(self.thinking.close) :], "answer"
+            self._held_space.clear()
 
     def _push_answer(self) -> None:
         """Emit the text before the first place where a call or thinking may begin."""
         text, at, end = self._text, self._emitted_to, len(self._text)
+        if end < self._look_at:
+            return
         found = self.parser.begins.search(text, at) if self.parser is not None else None
         begins = [found.start()] if found is not None else []
         if self.thinking is not None and (opened := text.find(self.thinking.open, at)) >= 0:
@@ -117,73 +136,85 @@ class ReplyReader:
             if self.thinking is not None:
                 end = min(end, len(text) - _partial_tag(text[at:], self.thinking.open))
         self._emit_text("answer", text[at:end])
-        self._emitted_to = end
+        # Patterns look at the character before a place, and whether there is one.
+        self._emitted_to = min(end, 1)
+        self._text = text[end - self._emitted_to :]
+        held = len(text) - end
+        self._look_at = self._emitted_to + 2 * held if held > _MAX_HELD else 0
 
     def _emit_text(self, kind: Literal["thinking", "answer"], text: str) -> None:
-        text = self._held_space + text
+        if not text.strip():
+            self._held_space.append(text)
+            return
+        text = "".join([*self._held_space, text])
         if not self._emitted[kind] and (kind == "thinking" or self._has_thinking):
             text = text.lstrip()
         certain = text.rstrip()
-        self._held_space = text[len(certain) :]
-        if certain:
-            self._emitted[kind] += certain
-            self.emit(TextDelta(kind, certain))
+        self._held_space = [text[len(certain) :]]
+        self._emitted[kind] += len(certain)
+        self.emit(TextDelta(kind, certain))
 
     # The complete reply
 
-    def _parse(self, truncated: bool) -> ReadReply:
-        self._text, self._truncated, self._has_thinking = self._whole, truncated, self.inside
+    def _parse(self, whole: str, truncated: bool) -> ReadReply:
+        self._scanned, self._truncated, self._has_thinking = ScannedText(whole), truncated, self.inside
         if self.thinking is not None:
-            begin = 0 if self._has_thinking else skip_whitespace(self._text, 0)
-            if self._has_thinking or self._text.startswith(self.thinking.open, begin):
+            begin = 0 if self._has_thinking else skip_whitespace(whole, 0)
+            if self._has_thinking or whole.startswith(self.thinking.open, begin):
                 begin += 0 if self._has_thinking else len(self.thinking.open)
                 self._has_thinking, self._open_optional = True, False
                 self._advance(self._record_thinking(self.thinking, begin, begin))
-        at = 0
-        while at < len(self._text):
-            mark = self._next_mark(at)
-            self._parts.append(self._text[at:mark])
-            at = self._parse_mark(mark) if mark < len(self._text) else mark
-        thoughts = (self._whole[begin:end].strip() for begin, end in self._spans)
+        at, marks = 0, self._marks()
+        while at < len(self._scanned.text):
+            found, text = marks.search(self._scanned.text, at), self._scanned.text
+            if found is None:
+                self._parts.append(text[at:])
+                break
+            self._parts.append(text[at : found.start()])
+            was_optional = self._open_optional
+            at = self._parse_mark(found.start())
+            if self._open_optional != was_optional:
+                marks = self._marks()
+        thoughts = (whole[begin:end].strip() for begin, end in self._spans)
         return ReadReply(self._assemble(), "\n\n".join(filter(None, thoughts)), self._spans)
+
+    def _marks(self) -> re.Pattern[str]:
+        """Return the pattern of places where a call, code or thinking may begin."""
+        patterns = [_FENCE.pattern] if self.parser is None else [self.parser.begins.pattern, _FENCE.pattern]
+        if self.thinking is not None:
+            patterns += map(re.escape, [self.thinking.open, self.thinking.close][: 1 + self._open_optional])
+        return re.compile("|".join(patterns))
 
     def _assemble(self) -> ParsedReply:
         """Return the answer and its calls, which are those of the lowest rank."""
         lowest = min((part[1] for part in self._parts if isinstance(part, tuple)), default=0)
-        parsed, called = ParsedReply(""), False
+        parsed, texts = ParsedReply(""), list[str]()
+        blank = True  # whether the answer so far is white space
         for part in self._parts:
             if part is None:
                 self._has_thinking = True
                 continue
             calls, rank, text = part if isinstance(part, tuple) else (None, None, part)
-            blank = not parsed.content.strip()
-            parsed.content += calls.content if calls is not None and rank == lowest else text
-            if blank and (self._has_thinking or called):
-                parsed.content = parsed.content.lstrip()
+            texts.append(calls.content if calls is not None and rank == lowest else text)
+            if blank and (self._has_thinking or parsed.called):
+                texts = [texts[-1].lstrip()]
+            blank = blank and not texts[-1].strip()
             if calls is not None and rank == lowest:
                 parsed.tool_calls += calls.tool_calls
                 parsed.invalid_tool_calls += calls.invalid_tool_calls
-                called = called or parsed.called
-        if called:
+        parsed.content = "".join(texts)
+        if parsed.called:
             parsed.content = parsed.content.rstrip()
         return parsed
 
     def _advance(self, length: int) -> None:
-        self._text = self._text[length:]
+        self._scanned = ScannedText(self._scanned.text[length:])
+        self._open_code = (0, 0, 0)
         self._offset += length
-
-    def _next_mark(self, at: int) -> int:
-        """Return where a call, code or thinking may begin next; the end of the text if nowhere."""
-        text, tags = self._text, self.thinking
-        begins = self.parser.begins if self.parser is not None else _NO_MATCH
-        found = [match.start() for match in (begins.search(text, at), _FENCE.search(text, at)) if match is not None]
-        expected_tags = [] if tags is None else [tags.open, tags.close] if self._open_optional else [tags.open]
-        found += [position for tag in expected_tags if (position := text.find(tag, at)) >= 0]
-        return min(found, default=len(text))
 
     def _parse_mark(self, at: int) -> int:
         """Parse the call, code or thinking that may begin at a place; returns the end of the parsed text."""
-        text, tags = self._text, self.thinking
+        text, tags = self._scanned.text, self.thinking
         fence = _FENCE.match(text, at)
         if fence is None and (code_end := self._code_end(at)) > at:
             self._parts.append(text[at:code_end])
@@ -191,7 +222,7 @@ class ReplyReader:
             return code_end
         if tags is not None and text.startswith(tags.open, at):
             begin = at + len(tags.open)
-            if tags.close not in text[begin:] and not self._truncated:
+            if self._scanned.find(tags.close, begin) == len(text) and not self._truncated:
                 self._parts.append(tags.open)
                 return begin
             self._open_optional = False  # text before an opening tag is part of the answer
@@ -206,7 +237,7 @@ class ReplyReader:
             return 0
         end = at
         if self.parser is not None and self.parser.begins.match(text, at):
-            found = self.parser.read(text, at, self.tools, truncated=self._truncated)
+            found = self.parser.read(self._scanned, at, self.tools, truncated=self._truncated)
             if found.calls is not None:
                 self._parts.append((found.calls, found.rank, text[at : found.end]))
                 self._line_floor = found.end
@@ -219,39 +250,48 @@ class ReplyReader:
 
     def _record_thinking(self, tags: ThinkingTags, begin: int, search: int) -> int:
         """Record the thinking from `begin` to the closing tag after `search`; returns where the answer continues."""
-        close = self._text.find(tags.close, search)
-        end = close if close >= 0 else len(self._text)
+        end = self._scanned.find(tags.close, search)
         if end > begin:
             self._spans.append((self._offset + begin, self._offset + end))
-        return end + len(tags.close) if close >= 0 else end
+        return min(end + len(tags.close), len(self._scanned.text))
 
     def _code_end(self, at: int) -> int:
         """Return the end of the inline code that contains a place, or the place itself if none does."""
         # Closing backticks are on the same line, or in the same paragraph if the opening ones directly precede `at`.
-        begin = max(self._text.rfind("\n", 0, at) + 1, self._line_floor)
-        opened = ""
-        for ticks in _TICKS.findall(self._text, begin, at):
-            opened = ticks if not opened else "" if ticks == opened else opened
+        scanned = self._scanned
+        opened = self._open_ticks(max(scanned.line_begin(at), self._line_floor), at)
         if not opened:
             return at
-        end = self._text.find("\n\n" if self._text.endswith(opened, 0, at) else "\n", at)
-        closing = _TICKS.finditer(self._text, at, end if end >= 0 else len(self._text))
-        return next((ticks.end() for ticks in closing if ticks.group() == opened), at)
+        end = scanned.find("\n\n" if scanned.text.endswith("`" * opened, 0, at) else "\n", at)
+        return scanned.ticks_end(opened, at, end) or at
+
+    def _open_ticks(self, begin: int, at: int) -> int:
+        """Return the number of backticks that open the inline code at a place of the line that begins at `begin`."""
+        ticks = self._scanned.ticks
+        known_begin, index, opened = self._open_code
+        if begin != known_begin or index == 0:
+            index, opened = bisect_left(ticks, (begin, 0)), 0
+        for first, last in ticks[index : bisect_left(ticks, (at, 0), index)]:
+            opened = last - first if not opened else 0 if last - first == opened else opened
+            index += 1
+        self._open_code = (begin, index, opened)
+        return opened
 
     def _fence_end(self, fence: re.Match[str]) -> int:
         """Return the end of a code block, or of inline code."""
-        begin, ticks = fence.start(), fence.group()
-        line_end = self._text.find("\n", fence.end())
-        first = not self._text[max(self._text.rfind("\n", 0, begin) + 1, self._line_floor) : begin].strip()
-        rest = self._text[fence.end() : line_end]
-        if "`" in rest or not (first or re.fullmatch(r"\w*\s*", rest)):
-            closing = next((run for run in _TICKS.finditer(rest) if run.group() == ticks), None)
-            return fence.end() + (closing.end() if closing is not None else 0)
-        if line_end < 0:
-            return len(self._text)
-        ends = re.compile(rf"^[ \t]*{ticks[0]}{{{len(ticks)},}}[ \t]*(?:\n|\Z)", re.MULTILINE)
-        closing = ends.search(self._text, line_end + 1)
-        return closing.end() if closing is not None else len(self._text)
+        scanned, begin, end = self._scanned, fence.start(), fence.end()
+        text, ticks = scanned.text, fence.group()
+        line_end = scanned.find("\n", end)
+        is_first = scanned.is_blank(max(scanned.line_begin(begin), self._line_floor), begin)
+        language = _LANGUAGE.match(text, end, line_end)
+        is_language = language is not None and language.end() == line_end
+        if scanned.find("`", end) < line_end or not (is_first or is_language):
+            return (scanned.ticks_end(len(ticks), end, line_end) if ticks[0] == "`" else None) or end
+        if line_end == len(text):
+            return len(text)
+        ends = re.compile(rf"^[ \t]*+{ticks[0]}{{{len(ticks)},}}+[ \t]*+(?:\n|\Z)", re.MULTILINE)
+        closing = ends.search(text, line_end + 1)
+        return closing.end() if closing is not None else len(text)
 
 
 def _partial_tag(text: str, tag: str) -> int:

@@ -39,6 +39,10 @@ WARM_PATH = "/v1/lookahead/warm"
 CHAT_PATH = "/v1/chat/completions"
 _DAEMON_ENDED = "the server of `lookahead-agent up` ended while it generated the reply: see `lookahead-agent status`"
 _TIMEOUT = 20.0  # seconds; the status takes milliseconds, or a few seconds while the system swaps
+_CALL_TIMEOUT = 5.0  # seconds that a call waits for the status before engines of its process serve it
+_CONNECT_TIMEOUT = 1.0  # seconds
+PING_SECONDS = 10.0  # between signs of life of a reply that has no event
+_QUIET_TIMEOUT = 6 * PING_SECONDS  # seconds without any, after which the daemon has failed
 
 
 def runtime_dir() -> Path:
@@ -97,38 +101,37 @@ def _client(timeout: float | None, transport: httpx.AsyncBaseTransport | None = 
 
 def _listening_process() -> int | None:
     """Return the id of this user's process that listens on the socket, 0 if the system hides it; None if none does."""
-    path = socket_path()
-    if not is_private(path):
-        return None
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(_TIMEOUT)
+        connection.settimeout(_CONNECT_TIMEOUT)
         try:
-            connection.connect(str(path))
+            connection.connect(str(socket_path()))
             pid, is_own = peer(connection)
         except OSError as error:
-            logger.info("nobody answers at %s: %s", path, error)
+            logger.info("nobody answers at %s: %s", socket_path(), error)
             return None
     return pid if is_own else None
 
 
 async def server_status(seconds: float = _TIMEOUT) -> ServerStatus | None:
     """Return the status of this user's daemon, or None if there is none; raises EngineError after this timeout."""
-    pid = await asyncio.to_thread(_listening_process)
-    if pid is None:
+    if not is_private(socket_path()):
         return None
+    pid = 0
     try:
-        async with _client(seconds) as client:
-            response = await client.get(STATUS_PATH)
-        status = ServerStatus.model_validate_json(response.raise_for_status().content)
-    except httpx.TimeoutException:
-        raise EngineError(
-            f"the server of `lookahead-agent up` (process {pid or 'unknown'}) has not answered for {seconds:g} s: "
-            f"`kill -9 {pid or 'PID'}` ends it and its engines"
-        ) from None
+        async with asyncio.timeout(seconds), _client(seconds) as client:
+            try:
+                pid, content = await _get_status(client)
+            except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):  # is anybody still there?
+                pid, content = await _get_status(client)
+        status = ServerStatus.model_validate_json(content)
+    except (httpx.TimeoutException, TimeoutError):
+        raise _silent(await asyncio.to_thread(_listening_process), seconds) from None
     except httpx.TransportError as error:
-        logger.info("the server at %s ends just now: %s", socket_path(), error)
+        logger.info("nobody answers at %s: %s", socket_path(), error)
         return None
-    except (httpx.HTTPStatusError, ValidationError) as error:
+    except PermissionError:
+        return None
+    except (httpx.HTTPError, ValidationError) as error:
         raise EngineError(
             f"process {pid or 'unknown'} at {socket_path()} is no server of this version: `kill {pid or 'PID'}` ends it"
         ) from error
@@ -136,9 +139,36 @@ async def server_status(seconds: float = _TIMEOUT) -> ServerStatus | None:
     return status.model_copy(update={"pid": pid}) if pid else status
 
 
-async def find_server(digest: str) -> ServerBackend | None:
-    """Return a backend on this user's daemon if its engines have this digest, else None."""
-    status = await server_status()
+async def _get_status(client: httpx.AsyncClient) -> tuple[int, bytes]:
+    """Return the id of the daemon's process and its status; raises PermissionError if it is another user's."""
+    async with client.stream("GET", STATUS_PATH) as response:
+        pid, is_own = peer(response.extensions["network_stream"].get_extra_info("socket"))
+        if not is_own:
+            raise PermissionError
+        return pid, b"" if response.is_error else await response.aread()
+
+
+class SilentServerError(EngineError):
+    """The daemon runs and does not answer."""
+
+
+def _silent(pid: int | None, seconds: float) -> SilentServerError:
+    return SilentServerError(
+        f"the server of `lookahead-agent up` (process {pid or 'unknown'}) has not answered for {seconds:g} s: "
+        f"`kill -9 {pid or 'PID'}` ends it and its engines"
+    )
+
+
+async def find_server(digest: str, seconds: float = _CALL_TIMEOUT) -> ServerBackend | None:
+    """Return a backend on this user's daemon if its engines have this digest, else None.
+
+    A daemon that does not answer in this time is none: engines of this process serve the call.
+    """
+    try:
+        status = await server_status(seconds)
+    except SilentServerError as error:
+        logger.warning("engines of this process generate the reply: %s", error)
+        return None
     if status is None:
         return None
     if status.engines != digest:
@@ -162,16 +192,18 @@ class ServerBackend:
         content, finished = json.dumps({"stream": True, "lookahead": request_to_json(request)}), False
         try:
             async with (
-                _client(None, self._transport) as client,
+                _client(_QUIET_TIMEOUT, self._transport) as client,
                 client.stream("POST", CHAT_PATH, content=content, headers=self._headers) as response,
             ):
                 if response.is_error:
-                    raise _error_from_json(json.loads(await response.aread()))
+                    raise _error_of(await response.aread(), response.status_code)
                 async for data in events(response.aiter_bytes()):
                     for event in _parse_chunk(data) if data != "[DONE]" else ():
                         finished = isinstance(event, ChatReply)
                         yield event
-        except httpx.TransportError as error:
+        except httpx.TimeoutException as error:
+            raise _silent(self.status.pid, _QUIET_TIMEOUT) from error
+        except httpx.HTTPError as error:
             raise EngineError(_DAEMON_ENDED) from error
         if not finished:
             raise EngineError(_DAEMON_ENDED)
@@ -201,6 +233,13 @@ def _parse_chunk(data: str) -> list[GenerateEvent]:
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise EngineError(f"the server of `lookahead-agent up` sent no event of this version: {error!r}") from error
     return parsed
+
+
+def _error_of(content: bytes, status: int) -> LookaheadError:
+    try:
+        return _error_from_json(json.loads(content))
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
+        return EngineError(f"the server of `lookahead-agent up` answered with status {status}, and no error")
 
 
 def _error_from_json(body: Mapping[str, Any]) -> LookaheadError:

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -20,7 +21,8 @@ _ARGUMENTS = ("arguments", "parameters", "args")  # Keys under which models writ
 _MAX_DEPTH = 100  # levels of objects and lists in a call
 _IGNORED_KEYS = frozenset({"id", "type"})
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_NAME = re.compile(r'"name"\s*:\s*"([^"\\]*)"')
+NAME = re.compile(r'"name"\s*+:\s*+"([^"\\]*+)"')
+"""A key "name" in JSON, and its value."""
 UNREADABLE = "(unreadable) "  # Precedes the text of an invalid call: see `as_invalid_json`
 
 
@@ -80,6 +82,11 @@ class ParsedReply:
         call_id = f"call_{uuid.uuid4().hex[:24]}"
         self.invalid_tool_calls.append(invalid_tool_call(name=valid_name, args=source, id=call_id, error=reason))
 
+    def keep_one_call(self) -> None:
+        """Drop all calls but the first valid one, or the first invalid one if none is valid."""
+        del self.tool_calls[1:]
+        del self.invalid_tool_calls[0 if self.tool_calls else 1 :]
+
     @property
     def called(self) -> bool:
         """Whether the reply has a call, valid or invalid."""
@@ -113,7 +120,7 @@ def has_no_parameters(name: Any, tools: Tools) -> bool:
 
 def find_name(text: str) -> str | None:
     """Return the name in a call whose JSON is invalid or incomplete; None if it has none."""
-    found = _NAME.search(text)
+    found = NAME.search(text)
     return found[1] if found else None
 
 
@@ -124,7 +131,7 @@ def parse_strict_json(text: str) -> Any:
     """Parse JSON strictly; raises ValueError for invalid JSON, a duplicate key, NaN, or half a surrogate pair."""
     # ValueError also for levels, floats and integers beyond the limits of JSON readers and checkpoints.
     try:
-        value = json.loads(text, strict=False, object_pairs_hook=_reject_duplicates, **STRICT_NUMBERS)
+        value = json.loads(text, strict=False, object_pairs_hook=reject_duplicates, **STRICT_NUMBERS)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     if sum(1 for _ in levels(value)) > _MAX_DEPTH:
@@ -136,7 +143,10 @@ def parse_strict_json(text: str) -> Any:
 
 def loads(text: str) -> Any:
     """Parse JSON; raises ValueError for invalid JSON, such as NaN."""
-    return json.loads(text, strict=False, parse_constant=_reject_nan)
+    try:
+        return json.loads(text, strict=False, parse_constant=_reject_nan)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
 
 
 def is_json(text: str) -> bool:
@@ -179,16 +189,18 @@ STRICT_NUMBERS: dict[str, Any] = {"parse_constant": _reject_nan, "parse_float": 
 """Arguments of `json.loads` that raise ValueError for numbers beyond JSON, a float or 64 bits."""
 
 
-def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    keys = [key for key, _ in pairs]
-    if len(set(keys)) < len(keys):
-        duplicate = next(key for key in keys if keys.count(key) > 1)
+def reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build an object as `object_pairs_hook`; raises ValueError for a key that occurs twice."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        ((duplicate, _),) = Counter(key for key, _ in pairs).most_common(1)
         raise ValueError(f"it has the key {duplicate!r} twice")
-    return dict(pairs)
+    return fields
 
 
 # Finds the end of a value, whose numbers may have any length.
 _END_DECODER = json.JSONDecoder(strict=False, parse_int=len, parse_float=len)
+_WINDOW = 512  # characters of the text that are parsed first
 _REPAIRABLE_LENGTH = 12
 """Characters after a JSON error from which more text repairs nothing: partial literals, escapes, numbers are short."""
 
@@ -204,14 +216,22 @@ class BrokenJsonError(ValueError):
 
 def json_end(text: str, begin: int) -> int:
     """Return the end of the JSON value that begins at `begin`; raises BrokenJsonError if there is none."""
-    try:
-        return _END_DECODER.raw_decode(text, begin)[1]
-    except json.JSONDecodeError as error:
-        open_string = error.msg.startswith("Unterminated string")
-        unfinished = open_string or len(text) - error.pos < _REPAIRABLE_LENGTH
-        raise BrokenJsonError(f"no JSON: {error.msg}", error.pos, unfinished=unfinished) from None
-    except RecursionError:
-        raise BrokenJsonError("no JSON: nested too deep", begin, unfinished=False) from None
+    # In windows: an error of `json` counts the lines before it.
+    size = _WINDOW
+    while True:
+        window = text[begin : begin + size]
+        is_last = begin + size >= len(text)
+        try:
+            end: int = _END_DECODER.raw_decode(window)[1]
+            if is_last or end < len(window):
+                return begin + end
+        except json.JSONDecodeError as error:
+            unfinished = error.msg.startswith("Unterminated string") or len(window) - error.pos < _REPAIRABLE_LENGTH
+            if is_last or not unfinished:
+                raise BrokenJsonError(f"no JSON: {error.msg}", begin + error.pos, unfinished=unfinished) from None
+        except RecursionError:
+            raise BrokenJsonError("no JSON: nested too deep", begin, unfinished=False) from None
+        size *= 4
 
 
 def skip_whitespace(text: str, begin: int, also: str = "") -> int:
@@ -233,16 +253,22 @@ def read_calls(text: str, begin: int, separators: str) -> JsonCalls:
     """Find consecutive calls from `begin` on, which white space and `separators` may separate."""
     sources, end = list[str](), begin
     while begin < len(text) and text[begin] in "{[":
-        elements = list(_elements(text, begin)) if text[begin] == "[" else []
         try:
             end = json_end(text, begin)
         except BrokenJsonError as error:
+            elements = list(_elements(text, begin)) if text[begin] == "[" else []
             complete = list(takewhile(lambda span: text[span[0]] == "{", elements))
             sources += [text[first:last] for first, last in complete]
             return JsonCalls(sources, skip_whitespace(text, complete[-1][1], ",") if complete else begin, error)
-        sources += [text[first:last] for first, last in elements] or [text[begin:end]]
+        sources += value_sources(text, begin, end)
         begin = skip_whitespace(text, end, separators)
     return JsonCalls(sources, end)
+
+
+def value_sources(text: str, begin: int, end: int) -> list[str]:
+    """Return the texts of the elements of a complete JSON value, or of the value itself if it is no list."""
+    elements = _elements(text, begin) if text[begin] == "[" else ()
+    return [text[first:last] for first, last in elements] or [text[begin:end]]
 
 
 def _elements(text: str, begin: int) -> Iterator[tuple[int, int]]:

@@ -8,7 +8,15 @@ from typing import Any
 
 from lookahead_agent.engines.tokenizer import HFTokenizer, Tokenizer
 from lookahead_agent.errors import ConfigurationError, MissingExtraError
-from lookahead_agent.generation.json_tool_parsers import JsonToolParser, Match, ToolParser, invalid, prefix_pattern
+from lookahead_agent.generation.json_tool_parsers import (
+    JsonToolParser,
+    Match,
+    ToolParser,
+    invalid,
+    is_rest_of,
+    prefix_pattern,
+)
+from lookahead_agent.generation.scanned_text import ScannedText
 from lookahead_agent.generation.tool_calls import ParsedReply, Tools, skip_whitespace
 
 logger = logging.getLogger(__name__)
@@ -28,8 +36,8 @@ _XML = _Tags("<function=", "</function>", ("<tool_call>", "</tool_call>"), "{aro
 _DEEPSEEK = _Tags("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"))
 _TAGS = {"qwen3_coder": _XML, "qwen3_xml": _XML, "deepseek_v3": _DEEPSEEK, "deepseek_v31": _DEEPSEEK}
 _PYTHONIC = frozenset({"pythonic", "llama4_pythonic", "olmo3"})
-_PYTHON_LIST = re.compile(r"\A\s*(?:<\|python_start\|>|<function_calls>)?\s*\[\s*[A-Za-z_][\w.]*\s*\(")
-_PARTIAL_PYTHON_LIST = re.compile(r"\A\s*(?:<[\w|]*>?)?\s*(?:\[\s*(?:[A-Za-z_][\w.]*\s*)?)?\Z")
+_PYTHON_LIST = re.compile(r"\A\s*+(?:<\|python_start\|>|<function_calls>)?\s*+\[\s*+[A-Za-z_][\w.]*+\s*+\(")
+_PARTIAL_PYTHON_LIST = re.compile(r"\A\s*+(?:<[\w|]*+>?+)?+\s*+(?:\[\s*+(?:[A-Za-z_][\w.]*+\s*+)?)?\Z")
 
 # Texts of chat templates that identify the family; the first one found decides.
 _TEMPLATE_MARKS = (
@@ -66,10 +74,11 @@ class VLLMToolParser(ToolParser):
         except Exception as error:  # vLLM's parsers raise errors of any type
             raise ConfigurationError(f"the tool parser {name!r} does not go with this model: {error}") from error
 
-    def read(self, text: str, at: int, tools: Tools, *, truncated: bool) -> Match:
+    def read(self, reply: ScannedText, at: int, tools: Tools, *, truncated: bool) -> Match:
         """Parse the call at a marker, or the whole reply."""
         if self._tags is not None:
-            return self._parse_call(self._tags, text, at, tools, truncated=truncated)
+            return self._parse_call(self._tags, reply, at, tools, truncated=truncated)
+        text = reply.text
         calls = ParsedReply("")
         # Such a format has no end of calls: the last call of a truncated reply may be incomplete.
         found = self._extract(text.strip(), tools)
@@ -83,21 +92,20 @@ class VLLMToolParser(ToolParser):
         calls.content = found.content or ""
         return Match(len(text), calls)
 
-    def _parse_call(self, tags: _Tags, text: str, at: int, tools: Tools, *, truncated: bool) -> Match:
-        begin = at
+    def _parse_call(self, tags: _Tags, reply: ScannedText, at: int, tools: Tools, *, truncated: bool) -> Match:
+        text, begin = reply.text, at
         if text.startswith(tags.around[0], at):
             begin = skip_whitespace(text, at + len(tags.around[0]))
         if not text.startswith(tags.begins, begin):
-            partial = tags.begins.startswith(text[begin:])
+            partial = is_rest_of(tags.begins, text, begin)
             if not (partial and truncated) and text[begin : begin + 1] not in ("{", "["):
                 return Match(begin)
-            close = text.find(tags.around[1], begin)
-            end = close + len(tags.around[1]) if close >= 0 else len(text)
-            return self._invalid(text[at:end], end, truncated=truncated and close < 0)
-        closing = text.find(tags.ends, begin)
-        following = text.find(tags.begins, begin + len(tags.begins))
-        if closing < 0 or 0 <= following < closing:
-            end = following if following >= 0 else len(text)
+            close = reply.find(tags.around[1], begin)
+            end = min(close + len(tags.around[1]), len(text))
+            return self._invalid(text[at:end], end, truncated=truncated and close == len(text))
+        closing = reply.find(tags.ends, begin)
+        end = reply.find(tags.begins, begin + len(tags.begins))
+        if closing == len(text) or end < closing:
             name_match = re.match(r"<function=([^>\s]*)>", text[begin:end])
             if name_match is not None and all(tool["function"]["name"] != name_match[1] for tool in tools):
                 return Match(begin + len(tags.begins))
@@ -106,7 +114,7 @@ class VLLMToolParser(ToolParser):
         source, after = text[begin:end], skip_whitespace(text, end)
         if text.startswith(tags.around[1], after):
             end = after + len(tags.around[1])
-        elif text[after:] and tags.around[1].startswith(text[after:]):
+        elif after < len(text) and is_rest_of(tags.around[1], text, after):
             end = len(text)
         found = self._extract(tags.alone.format(around=tags.around, call=source), tools)
         if found is None or len(found.tool_calls) != 1:

@@ -113,7 +113,7 @@ def _weight_bytes(facts: ModelFacts, machine: Machine) -> float:
         return facts.packaged.size * _GGUF_GROWTH if facts.packaged is not None else 0.0
     if (gguf := folder / GGUF).is_file():
         return gguf.stat().st_size * _GGUF_GROWTH
-    return float(sum(file.stat().st_size for file in folder.glob("*.safetensors")))
+    return float(sum(file.stat().st_size for file in folder.glob("*.safetensors") if file.is_file()))
 
 
 def _models(models: ModelSet, machine: Machine) -> Iterator[Check]:

@@ -17,7 +17,7 @@ _INSTRUCTION_SETS = (
 def processor() -> str:
     """The processor's name, and its CPU flags that decide which kernels it supports."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return platform.processor() or platform.machine()
     # Reversed, so that the first core's values win: the file has a block of lines per core.
@@ -47,7 +47,9 @@ def gpus() -> list[str]:
 def output_of(*command: str, seconds: float = 20) -> str | None:
     """The output of a program, stripped; None if it is missing, fails, or takes longer than `seconds`."""
     try:
-        completed = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=True)
+        completed = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=seconds, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return completed.stdout.strip()

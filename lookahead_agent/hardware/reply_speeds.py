@@ -3,14 +3,20 @@
 import hashlib
 import json
 import logging
+import math
+import os
+import stat
 import statistics
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
 import psutil
 from filelock import FileLock
+from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 
 from lookahead_agent.engines.processes import available_cores
 from lookahead_agent.hardware.inventory import engine_versions, processor
@@ -22,6 +28,9 @@ _WINDOW = 15  # latest replies that count
 _MIN_REPLIES = 3  # replies before a configuration's pace counts
 _FILE_VERSION = 10  # increased when the content changes its meaning: files of another version are not read
 _EXCLUDED_TIMES = ("idle", "iowait", "guest", "guest_nice")  # of a core's times; guest times are part of the user's
+_MAX_BYTES = 1 << 18  # of a file; a full one has some thousand
+_LOCK_SECONDS = 0.5  # until a speed is dropped, because another process holds the file's lock
+_REPORTED: set[Path] = set()  # damaged files that a warning has named
 _ACCEPTANCE = "acceptance rate"  # key in the file, beside the names of configurations
 
 
@@ -50,24 +59,54 @@ class ReplySpeeds:
         """Record the seconds per token of a reply that ran alone in its engines, by `Configuration.name`."""
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(self._file.with_suffix(".lock")):
+            with FileLock(self._file.with_suffix(".lock"), timeout=_LOCK_SECONDS, mode=0o600):
                 recorded = self._read()
                 for name, value in ((configuration, pace), (_ACCEPTANCE, acceptance_rate)):
-                    if value is not None:
+                    if value is not None and _is_valid(name, value):
                         recorded[name] = [*recorded.get(name, []), value][-_WINDOW:]
+                if self._file.exists() and not self._file.is_file() and not self._file.is_dir():
+                    self._file.unlink()  # writing to a pipe would wait for a reader
                 write_atomically(self._file, json.dumps(recorded, indent=1))
-        except OSError as error:  # a reply does not fail because its speed cannot be recorded
+            _REPORTED.discard(self._file)
+        except OSError as error:  # a reply does not fail because its speed cannot be recorded, nor wait for a lock
             logger.info("the speed of a reply cannot be kept: %s", error)
 
     def _read(self) -> dict[str, list[float]]:
+        """Read the file; a damaged one is reported once and counts as empty."""
         try:
-            content = json.loads(self._file.read_text(encoding="utf-8"))
-            return {str(name): [float(value) for value in values] for name, values in content.items()}
+            return _CONTENT.validate_json(_read_regular(self._file))
         except (FileNotFoundError, NotADirectoryError):
             return {}
-        except (OSError, ValueError, AttributeError, TypeError) as error:
-            logger.warning("%s cannot be read (%s): it is replaced", self._file, error)
+        except (OSError, ValueError) as error:
+            if self._file not in _REPORTED:
+                _REPORTED.add(self._file)
+                reason = "it is damaged" if isinstance(error, ValidationError) else error
+                logger.warning("%s cannot be read (%s): no speed is known", self._file, reason)
             return {}
+
+
+def _is_valid(name: str, value: float) -> bool:
+    """Whether a value can be a pace in seconds, or an acceptance rate: below 1, of which a pass has endless tokens."""
+    return 0 <= value < 1 if name == _ACCEPTANCE else 0 < value < math.inf
+
+
+def _check_values(content: dict[str, list[float]]) -> dict[str, list[float]]:
+    if not all(_is_valid(name, value) for name, values in content.items() for value in values):
+        raise ValueError("a pace or an acceptance rate is impossible")
+    return content
+
+
+_CONTENT = TypeAdapter(Annotated[dict[str, list[float]], AfterValidator(_check_values)], config=ConfigDict(strict=True))
+
+
+def _read_regular(file: Path) -> bytes:
+    """Read a small regular file; raises OSError for anything else, which may have no end."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
+    with open(descriptor, "rb") as opened:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES:
+            raise OSError("it is no small regular file")
+        return opened.read(_MAX_BYTES)
 
 
 @dataclass(frozen=True)

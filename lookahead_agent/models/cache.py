@@ -7,16 +7,19 @@ import logging
 import os
 import secrets
 import shutil
+import struct
 import tempfile
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import platformdirs
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
-from lookahead_agent.errors import ConfigurationError, DiskSpaceError
+from lookahead_agent.errors import ConfigurationError, DiskSpaceError, ModelError
+from lookahead_agent.jsonl import read_object
 from lookahead_agent.progress import Advance
 
 logger = logging.getLogger(__name__)
@@ -25,6 +28,7 @@ CACHE_VARIABLE = "LOOKAHEAD_AGENT_CACHE"
 GGUF = "model.gguf"  # weights of a packaged model, in a folder with its configuration and tokenizer
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _INDEX = "model.safetensors.index.json"
+_MAX_HEADER = 100_000_000  # bytes of a safetensors header, as the format says
 _JSON = (
     "config.json",
     _INDEX,
@@ -68,17 +72,25 @@ def create_once(
     folder: Path,
     make: Callable[[Path], None],
     check: Callable[[Path], str | None] = lambda folder: damage(folder, weights="wanted"),
+    patience: float = 600.0,
 ) -> Path:
     """Return a model's folder; if it is missing or `check` finds damage, `make` fills a new one, which is renamed.
 
-    One process at a time fills it. Raises DiskSpaceError for a full disk, ConfigurationError for an unwritable one.
+    One process at a time fills it; others wait, as long as its files grow at least every `patience` seconds. Raises
+    DiskSpaceError for a full disk, ConfigurationError for an unwritable one, ModelError if the other process hangs.
     """
-    if folder.is_dir() and check(folder) is None:
+
+    def is_complete() -> bool:
+        return folder.is_dir() and check(folder) is None
+
+    if is_complete():
         return folder
     root = folder.parent
     with _writing_to_cache(root):
         root.mkdir(parents=True, exist_ok=True)
-        with FileLock(root / f"{folder.name}.lock"):
+        with file_lock(root / f"{folder.name}.lock") as lock:
+            if not _acquired(lock, folder, is_complete, patience):
+                return folder
             if folder.is_dir():
                 if (problem := check(folder)) is None:  # another process created it while this one waited
                     return folder
@@ -97,6 +109,45 @@ def create_once(
             finally:
                 shutil.rmtree(unfinished, ignore_errors=True)
     return folder
+
+
+@contextmanager
+def file_lock(path: Path) -> Iterator[FileLock]:
+    """A lock between processes, which only this user can hold; it is released at the end of the context."""
+    lock = FileLock(path, mode=0o600)
+    try:
+        yield lock
+    finally:
+        lock.release()
+
+
+def _acquired(lock: FileLock, folder: Path, is_complete: Callable[[], bool], patience: float) -> bool:
+    """Acquire the lock of a model's folder; False if the folder is complete before, so that no lock is needed."""
+    progress, deadline = -1, 0.0
+    while True:
+        with suppress(Timeout):
+            lock.acquire(timeout=min(1.0, patience))
+            return True
+        if is_complete():
+            return False
+        if (now := _bytes_of_unfinished(folder)) != progress:
+            progress, deadline = now, time.monotonic() + patience
+        elif time.monotonic() >= deadline:
+            raise ModelError(
+                f"another process has held {lock.lock_file} for {patience:g} s without progress: end it (it may be "
+                "stopped), or remove that file, and run again"
+            )
+
+
+def _bytes_of_unfinished(folder: Path) -> int:
+    """The size of what another process has written so far of a model's folder."""
+    total = 0
+    for pattern in (f"{folder.name}.unfinished-*", f"{folder.name}.parts"):
+        for root in folder.parent.glob(pattern):
+            for file in root.rglob("*"):
+                with suppress(OSError):  # removed meanwhile
+                    total += file.stat().st_size
+    return total
 
 
 @contextmanager
@@ -121,43 +172,77 @@ def damage(folder: Path, *, weights: Literal["wanted", "checked", "ignored"] = "
 
     With `weights="wanted"`, missing weights are damage too; with "ignored", weights are not checked.
     """
-    texts = [folder / name for name in _JSON if (folder / name).exists()]
+    texts = [folder / name for name in _JSON if os.path.lexists(folder / name)]
     if (found := next((problem for file in texts if (problem := _json_problem(file)) is not None), None)) is not None:
         return found
     if weights == "ignored":
         return None
     index = folder / _INDEX
-    named = json.loads(index.read_text(encoding="utf-8")).get("weight_map") if index.is_file() else None
-    files = [folder / name for name in set(named.values())] if isinstance(named, dict) else folder.glob("*.safetensors")
-    parts = sorted(files)
+    names = sorted(file.name for file in folder.glob("*.safetensors"))
+    if index.is_file():
+        weight_map = read_object(index).get("weight_map")
+        # A name with a folder could be any file of this machine.
+        if not isinstance(weight_map, dict) or not all(map(_is_file_name, weight_map.values())):
+            return f"the weight_map of {_INDEX} has other values than names of files in its folder"
+        names = sorted(set(weight_map.values()))
     gguf = folder / GGUF
-    if weights == "wanted" and not parts and not gguf.is_file():
+    if weights == "wanted" and not names and not gguf.is_file():
         return "there are no weights"
-    if (parts or gguf.is_file()) and not (folder / "config.json").is_file():
+    if (names or gguf.is_file()) and not (folder / "config.json").is_file():
         return "config.json is missing"
-    if gguf.is_file():
-        with gguf.open("rb") as content:
-            if content.read(4) != b"GGUF":
-                return f"{GGUF} is no GGUF file"
-    return next((problem for part in parts if (problem := _weights_problem(part)) is not None), None)
+    if gguf.is_file() and (problem := _gguf_problem(gguf)) is not None:
+        return problem
+    return next((problem for name in names if (problem := _weights_problem(folder / name)) is not None), None)
 
 
 def _json_problem(file: Path) -> str | None:
     try:
-        is_object = isinstance(json.loads(file.read_text(encoding="utf-8")), dict)
-        return None if is_object else f"{file.name} is no JSON object"
+        read_object(file)
     except (OSError, ValueError) as error:
         return f"{file.name} cannot be read: {error}"
+    return None
+
+
+def _is_file_name(name: Any) -> bool:
+    return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & {"/", "\\", "\0"}
+
+
+def _gguf_problem(file: Path) -> str | None:
+    with file.open("rb") as content:
+        header = content.read(24)
+    if header[:4] != b"GGUF":
+        return f"{file.name} is no GGUF file"
+    if len(header) < 24:
+        return f"{file.name} is no whole GGUF file"
+    version, tensors, keys = struct.unpack("<IQQ", header[4:])
+    if not 1 <= version <= 3 or max(tensors, keys) > file.stat().st_size:
+        return f"{file.name} has no valid GGUF header"
+    return None
 
 
 def _weights_problem(file: Path) -> str | None:
     from safetensors import SafetensorError, safe_open
 
     try:
+        if not file.is_file():
+            raise FileNotFoundError(errno.ENOENT, "there is no such file")
+        with file.open("rb") as content:
+            (length,) = struct.unpack("<Q", content.read(8).ljust(8, b"\0"))
+            if length > min(_MAX_HEADER, file.stat().st_size):
+                raise ValueError("its header is longer than it may be")
+            json.loads(content.read(length), object_pairs_hook=_without_repeated_names)
         with safe_open(file, framework="numpy"):  # it reads the header, which has the file's length
             return None
-    except (SafetensorError, OSError) as error:
+    except RecursionError:
+        return f"{file.name} is no whole safetensors file: its header is nested too deeply"
+    except (SafetensorError, OSError, ValueError, TypeError, OverflowError) as error:
         return f"{file.name} is no whole safetensors file: {error}"
+
+
+def _without_repeated_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(names := dict(pairs)) < len(pairs):
+        raise ValueError("its header has a name twice")
+    return names
 
 
 @contextmanager

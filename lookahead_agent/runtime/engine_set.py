@@ -1,5 +1,6 @@
 """Engines that work together, and their verifiers."""
 
+import time
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
@@ -20,6 +21,8 @@ from lookahead_agent.verifiers.prefilter import PrefilterVerifier
 from lookahead_agent.verifiers.random_accept import RandomVerifier
 from lookahead_agent.verifiers.score import ScoreVerifier
 
+_ABSENT = {"draft": "no draft engine", "judge": "no judge model", "embedding": "no embedding model"}
+_RETRY_AFTER = 60.0  # seconds until a silent draft or verifier is tried again
 _MAX_CERTIFICATES = 256  # cached searches: a server's clients may choose risks and delimiters
 
 
@@ -55,6 +58,36 @@ class EngineSet:
         self.modes = ModeChooser()  # chooses the mode of each node's replies, unless it is forced
         self.warmer = PrefixWarmer(lambda: not self.replies_at_once)  # reads prompts ahead while no reply is written
         self.problems: dict[str, str] = {}  # why a requested draft, judge or embedding model is missing, by role
+        self.clock = time.monotonic  # for the time until a silent draft or verifier is tried again
+        self._silences: dict[tuple[str, object], tuple[float, str]] = {}
+
+    def remember_silence(self, part: str, policy: VerifierPolicy, reason: str) -> None:
+        """Leave a silent draft, or this policy's verifier, out of the replies of the next minute."""
+        self._silences[self._silence_key(part, policy)] = self.clock() + _RETRY_AFTER, reason
+
+    def silence(self, policy: VerifierPolicy) -> str | None:
+        """Why the draft or the policy's verifier is left out of replies for now; None if neither is."""
+        for part in ("draft", "verifier"):
+            until, reason = self._silences.get(self._silence_key(part, policy), (0.0, ""))
+            if self.clock() < until:
+                return f"{reason} in an earlier reply"
+        return None
+
+    def _silence_key(self, part: str, policy: VerifierPolicy) -> tuple[str, object]:
+        # A draft that was started again is another one.
+        return part, id(self.draft) if part == "draft" else policy.verifier
+
+    def missing(self, policy: VerifierPolicy) -> str | None:
+        """Why the policy has no verifier on these engines, by the model that is missing; None if none is."""
+        for role, absent in (
+            ("draft", self.draft is None),
+            ("judge", policy.asks_judge and self.judge is None),
+            ("embedding", policy.embeds and self.embedder is None),
+        ):
+            if policy.speculates and absent:
+                problem = self.problems.get(role)
+                return _ABSENT[role] if problem is None else f"{_ABSENT[role]}: {problem}"
+        return None
 
     @property
     def problem(self) -> str | None:
@@ -101,7 +134,7 @@ class EngineSet:
 
     def verifier(self, policy: VerifierPolicy) -> Verifier | DraftVerifier | None:
         """The policy's verifier on these engines; None if the policy has none or its models are missing."""
-        if self.draft is None or not policy.speculates:
+        if not policy.speculates or self.missing(policy) is not None:
             return None
         match policy.verifier:
             case "exact":
@@ -112,8 +145,6 @@ class EngineSet:
                 return LikelihoodVerifier(self.target, policy.likelihood)
             case "random":
                 return RandomVerifier(policy.probability)
-        if (policy.asks_judge and self.judge is None) or (policy.embeds and self.embedder is None):
-            return None
         semantic: Verifier | None = None
         if policy.asks_judge and self.judge is not None:
             semantic = JudgeVerifier(self.judge, policy.p_aligned, both_orders=policy.both_orders)

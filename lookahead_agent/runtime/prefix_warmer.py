@@ -8,9 +8,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import takewhile
 
+from lookahead_agent.engines.background import describe, is_cancelled, wait_for_end
 from lookahead_agent.engines.protocol import Engine, Sampling
 from lookahead_agent.engines.vllm_config import runs_on_cpu
-from lookahead_agent.errors import LookaheadError
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +41,7 @@ class PrefixWarmer:
         self.known: deque[tuple[Engine, Sequence[int]]] = deque(maxlen=_MAX_PREFIXES)
         """Token ids, shape (n,), that an engine has read or written recently."""
         self.reading: asyncio.Task[None] | None = None
+        self._has_failed = False
 
     def add(self, engine: Engine, ids: Sequence[int], *, drafted: bool) -> None:
         """Let an engine prefill token ids, shape (n,), when no reply is written."""
@@ -52,7 +53,7 @@ class PrefixWarmer:
         task, self.reading = self.reading, None
         if task is not None:
             task.cancel()
-            await asyncio.wait([task])
+            await wait_for_end([task])
 
     def go_on(self) -> None:
         """Start to prefill waiting prefixes, unless a reply is being written."""
@@ -60,6 +61,23 @@ class PrefixWarmer:
             self.reading = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
+        try:
+            await self._read_waiting()
+        except BaseException as error:  # nobody waits for the task
+            if is_cancelled():
+                raise
+            self.waiting.clear()
+            self._report(error)
+        if self.reading is asyncio.current_task():
+            self.reading = None
+
+    def _report(self, error: BaseException) -> None:
+        """Log the first failure as a warning: the replies are complete, and only their prompts take longer."""
+        level = logging.DEBUG if self._has_failed else logging.WARNING
+        logger.log(level, "prompts are not read ahead: %s", describe(error))
+        self._has_failed = True
+
+    async def _read_waiting(self) -> None:
         await asyncio.sleep(self._idle_seconds)
         if self._piece is None:
             # Tokens in whole blocks of the cache. A CPU gets one block, whose pass takes a tenth of a second.
@@ -77,11 +95,12 @@ class PrefixWarmer:
                             continue
                     prefix.read = end
                 self.known.append((prefix.engine, prefix.ids))
-            except LookaheadError as error:
-                logger.debug("a prefix was not read ahead: %s", error)
+            except BaseException as error:
+                if is_cancelled():
+                    raise
+                self._report(error)
             if self.waiting and self.waiting[0] is prefix:  # new prefixes may have evicted it meanwhile
                 self.waiting.popleft()
-        self.reading = None
 
     @staticmethod
     def _common_tokens(prefix: _Prefix, engine: Engine, ids: Sequence[int]) -> int:

@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -29,6 +29,16 @@ logger = logging.getLogger(__name__)
 
 _RUNTIMES: "weakref.WeakSet[Runtime]" = weakref.WeakSet()
 _PARENT_OBJECTS: list[object] = []  # kept: garbage collection would close what the parent uses
+
+
+@dataclass(eq=False)
+class _Start:
+    """A start of the engines, which no single call owns."""
+
+    with_draft: bool  # whether a call needs the draft in an engine of its own
+    drains: bool = False  # whether it waits for the running replies, or has ended their engines
+    drained: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[Exception | None] | None = None
 
 
 class Runtime:
@@ -56,8 +66,8 @@ class Runtime:
         self.launcher = EngineLauncher(self.spec, progress, loaders)
         self._supervisor = Supervisor(self.spec, self.launcher)
         self.running: EngineSet | None = None  # the engines, once started
-        self._calls = 0
-        self._changed = asyncio.Condition()
+        self._calls = 0  # that use the running engines
+        self._start: _Start | None = None  # the start in progress
 
     @classmethod
     def shared(cls, spec: RuntimeSpec, *, expects_draft: bool) -> "Runtime":
@@ -108,48 +118,106 @@ class Runtime:
     async def engines(self, policy: VerifierPolicy) -> AsyncIterator[EngineSet]:
         """The engines that a policy needs, for the duration of the context; starts them if they are not running.
 
-        A target whose process has ended restarts before the call, a draft or a judge during the call.
+        A target whose process has ended restarts before the call, a draft or a judge during the call. A call whose
+        engines run waits for no download. It waits for a start only if that needs the running engines to end.
         """
-        async with self._changed:
-            if self._must_start(policy):
-                await self._changed.wait_for(lambda: self._calls == 0)
-                await self._start(policy)
-            engines = self.running
-            assert engines is not None
-            await self._supervisor.ensure_models(engines, policy)
-            self._calls += 1
+        engines = await self._acquire(policy)
         try:
             yield engines
         finally:
-            async with self._changed:
-                self._calls -= 1
-                self._changed.notify_all()
+            self._calls -= 1
+            if self._start is not None and not self._calls:
+                self._start.drained.set()
 
-    def _must_start(self, policy: VerifierPolicy) -> bool:
-        """Whether no engines run, the policy needs others, or the target's process has ended."""
-        if self.running is None or self._lacks_draft(policy):
+    async def _acquire(self, policy: VerifierPolicy) -> EngineSet:
+        """Return the engines and count the call, once they run with the models that the policy needs."""
+        has_waited = False
+        while True:
+            engines = self.running
+            waits = self._start is not None and (engines is None or self._start.drains)
+            if waits or engines is None or self._must_start(policy, engines, check_health=not has_waited):
+                await self._wait_for_start(policy)
+                has_waited = True
+                continue
+            await self._supervisor.ensure_models(engines, policy)
+            # Meanwhile another call may have begun to restart the engines.
+            if engines is self.running and (self._start is None or not self._start.drains):
+                self._calls += 1
+                return engines
+
+    def _must_start(self, policy: VerifierPolicy, engines: EngineSet, *, check_health: bool = True) -> bool:
+        """Whether the policy needs other engines than these, or the target's process has ended."""
+        if self._lacks_draft(policy):
             return True
-        return self.spec.is_local("target") and not self.running.target.healthy
+        return check_health and self.spec.is_local("target") and not engines.target.healthy
+
+    async def _wait_for_start(self, policy: VerifierPolicy) -> None:
+        """Wait for the start in progress, or begin one; it continues if the waiting call is cancelled.
+
+        Raises the start's error, unless only the draft of another call's policy was missing.
+        """
+        if policy.forces_speculation and not self.spec.has_draft:
+            raise ConfigurationError(
+                f"the policy {policy.name!r} needs a draft model: name one with draft_model=… (--draft)"
+            )
+        if (start := self._start) is None:
+            start = self._start = _Start(policy.forces_speculation)
+            start.task = asyncio.create_task(self._run_start(start))
+        assert start.task is not None
+        await asyncio.wait({start.task})
+        if start.task.cancelled():
+            raise EngineStartError("the start of the engines was cancelled")
+        error = start.task.result()
+        if error is not None and (policy.forces_speculation or not start.with_draft):
+            raise error
+
+    async def _run_start(self, start: "_Start") -> Exception | None:
+        """Start the engines and return the error, which every waiting call raises."""
+        try:
+            await self._start_anew(start)
+        except Exception as error:
+            logger.warning("the engines did not start: %s", error)
+            return error
+        except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:  # would end the event loop
+            return EngineStartError(f"the engines did not start: {type(error).__name__} {error}".rstrip())
+        finally:
+            self._start = None
+        return None
+
+    def models_to_start(self, policy: VerifierPolicy) -> tuple[str, ...]:
+        """The roles of the models that a call under this policy would start or restart; empty if all run."""
+        if self.running is None:
+            return ("target", "draft") if policy.forces_speculation else ("target",)
+        if self._lacks_draft(policy):
+            return ("target", "draft")
+        return self._supervisor.models_to_start(self.running, policy)
 
     def _lacks_draft(self, policy: VerifierPolicy) -> bool:
         """Whether a policy forces step speculation, for which the running engines were not started."""
         return policy.forces_speculation and not self._with_draft and not self.launcher.setup.draft_engine
 
-    async def _start(self, policy: VerifierPolicy) -> None:
-        if not self._must_start(policy):
-            return  # another call started them while this one waited
-        spec, launcher = self.spec, self.launcher
-        if policy.forces_speculation and not spec.has_draft:
-            raise ConfigurationError(
-                f"the policy {policy.name!r} needs a draft model: name one with draft_model=… (--draft)"
-            )
-        if self.running is not None and not self._lacks_draft(policy):
+    async def _start_anew(self, start: "_Start") -> None:
+        launcher, had_draft = self.launcher, self._with_draft
+        if self.running is not None and not start.with_draft:
             logger.warning("the target's process has ended: starting the engines again")
-        self._with_draft = self._with_draft or policy.forces_speculation
-        self.running = None
+        with_draft = had_draft or start.with_draft
+        # The running engines serve calls during the downloads. Later calls wait, or the replies would never all end.
+        folders = await asyncio.gather(self._fetch_target(), self._fetch_draft(with_draft))
+        start.drains = True
+        while self._calls:
+            start.drained.clear()
+            await start.drained.wait()
+        self.running, self._with_draft = None, with_draft
         self._supervisor.reset()
-        await in_daemon_thread(launcher.release)
-        target_folder, (draft_folder, problem) = await asyncio.gather(self._fetch_target(), self._fetch_draft())
+        try:
+            await in_daemon_thread(launcher.release)
+            await self._start_with(*folders)
+        except BaseException:
+            self._with_draft = had_draft  # the policy of one call must not fail those of others
+            raise
+
+    async def _start_with(self, target_folder: Path | None, draft: tuple[Path | None, str | None]) -> None:
+        spec, launcher, (draft_folder, problem) = self.spec, self.launcher, draft
         try:
             await self._select_engines(target_folder, draft_folder)
         except ModelError as error:
@@ -158,22 +226,22 @@ class Runtime:
             problem = str(error)
             await self._select_engines(target_folder, None)
         try:
-            target, draft = await self._start_engines()
+            target, started_draft = await self._start_engines()
         except EngineStartError as error:
             if launcher.setup.speculation_method != "shared_draft":
                 raise
             launcher.setup = launcher.setup.without_shared_draft(str(error))
             logger.warning("%s", launcher.setup.reason)
-            target, draft = await self._start_engines()
+            target, started_draft = await self._start_engines()
         engines = EngineSet(target, engine_setup=launcher.setup, names=spec.names)
-        if isinstance(draft, LookaheadError):
-            problem = str(draft)
+        if isinstance(started_draft, LookaheadError):
+            problem = str(started_draft)
         else:
-            engines.draft = draft
+            engines.draft = started_draft
         if problem is not None:
             logger.warning("running without the draft model: %s", problem)
             engines.problems["draft"] = problem
-        if not spec.is_local("draft") and self._may_use_draft():
+        if not spec.is_local("draft") and self._may_use_draft(self._with_draft):
             await self._supervisor.connect_draft(engines)
         self.running = engines
 
@@ -196,21 +264,21 @@ class Runtime:
     async def _fetch_target(self) -> Path | None:
         return await self.launcher.fetch(self.spec.models.target) if self.spec.is_local("target") else None
 
-    async def _fetch_draft(self) -> tuple[Path | None, str | None]:
+    async def _fetch_draft(self, with_draft: bool) -> tuple[Path | None, str | None]:
         """The draft's folder, or why it could not be fetched: the target works without it."""
         draft = self.spec.models.draft
-        if draft is None or not self.spec.is_local("draft") or not self._may_use_draft():
+        if draft is None or not self.spec.is_local("draft") or not self._may_use_draft(with_draft):
             return None, None
         try:
             return await self.launcher.fetch(draft), None
         except LookaheadError as error:
             return None, str(error)
 
-    def _may_use_draft(self) -> bool:
-        """Whether the draft may be used, for steps or for draft tokens."""
+    def _may_use_draft(self, with_draft: bool) -> bool:
+        """Whether the draft may be used, for steps (`with_draft`) or for draft tokens."""
         method = self.spec.token_speculation
         name = method if isinstance(method, str) else method.get("method")
-        return self._with_draft or name in ("auto", "draft_model", "shared_draft")
+        return with_draft or name in ("auto", "draft_model", "shared_draft")
 
     async def _select_engines(self, target: Path | None, draft: Path | None) -> None:
         """Select the engines to start, and convert the weights to their precision."""

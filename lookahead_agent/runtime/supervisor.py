@@ -5,10 +5,10 @@ import logging
 import time
 from collections import Counter
 
-from lookahead_agent.engines.background import in_daemon_thread
+from lookahead_agent.engines.background import describe, in_daemon_thread, is_cancelled
 from lookahead_agent.engines.openai_http import OpenAIEngine
 from lookahead_agent.engines.protocol import Engine
-from lookahead_agent.errors import ConfigurationError, LookaheadError
+from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.engine_selection import RuntimeSpec
 from lookahead_agent.runtime.engine_set import EngineSet
@@ -32,7 +32,7 @@ class Supervisor:
         self._spec = spec
         self._launcher = launcher
         self._remote_draft: OpenAIEngine | None = None
-        self._judge_requested_for: EngineSet | None = None
+        self._first_starts: dict[str, asyncio.Task[None]] = {}  # of judge and embedding model, which calls wait for
         self._last_connection_attempt = 0.0
         self._restarts: Counter[str] = Counter()
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -47,18 +47,35 @@ class Supervisor:
         if policy.speculates:
             self._reconnect_draft(engines)
             self._restart_ended(engines)
-        if engines.draft is None:
-            return
-        if policy.embeds and engines.embedder is None and "embedding" not in engines.problems:
-            await self._provide(engines, "embedding")
-        if policy.asks_judge and self._judge_requested_for is not engines:
-            self._judge_requested_for = engines
-            await self._provide(engines, "judge")
+        for role in self._roles(engines, policy):
+            if role not in self._first_starts:
+                self._first_starts[role] = asyncio.create_task(self._provide(engines, role))
+            start = self._first_starts[role]
+            if not start.done():  # it continues if this call is cancelled
+                await asyncio.wait({start})
+            if not start.cancelled():
+                start.result()  # invalid arguments fail every call that needs the model
+
+    def _roles(self, engines: EngineSet, policy: VerifierPolicy) -> list[str]:
+        """The roles that a policy needs beside target and draft."""
+        needs = {"embedding": policy.embeds and engines.embedder is None, "judge": policy.asks_judge}
+        return [role for role, needed in needs.items() if needed] if engines.draft is not None else []
+
+    def models_to_start(self, engines: EngineSet, policy: VerifierPolicy) -> tuple[str, ...]:
+        """The roles of the models that `ensure_models` would load."""
+        models = self._spec.models
+        judges_already = models.judge in (None, models.target, models.draft)
+        return tuple(
+            role
+            for role in self._roles(engines, policy)
+            if role not in self._first_starts and self._spec.is_local(role) and not (role == "judge" and judges_already)
+        )
 
     def reset(self) -> None:
-        """Cancel and forget restarts, before the engines are started again."""
-        for task in self._tasks.values():
+        """Cancel and forget starts, before the engines are started again."""
+        for task in (*self._tasks.values(), *self._first_starts.values()):
             task.cancel()
+        self._first_starts.clear()
         self._restarts.clear()
 
     async def connect_draft(self, engines: EngineSet) -> None:
@@ -77,14 +94,15 @@ class Supervisor:
         """Add a model to the engines; if it is unavailable, `engines.problems` says why."""
         try:
             await self._provide_by_role[role](engines)
-        except Exception as error:
-            # An error of the library that loads the embedding model must not fail a request.
-            dispensable = isinstance(error, LookaheadError) and not isinstance(error, ConfigurationError)
-            if role != "embedding" and not dispensable:
+        except BaseException as error:
+            # Errors of the libraries that load models must not fail a request, nor end the event loop.
+            is_invalid = isinstance(error, ConfigurationError) and role != "embedding"
+            if is_invalid or (isinstance(error, asyncio.CancelledError) and is_cancelled()):
                 raise
-            if engines.problems.get(role) != str(error):
-                logger.warning("running without the %s model: %s", role, error)
-            engines.problems[role] = str(error)
+            problem = describe(error)
+            if engines.problems.get(role) != problem:
+                logger.warning("running without the %s model: %s", role, problem)
+            engines.problems[role] = problem
         else:
             engines.problems.pop(role, None)
 
@@ -124,7 +142,7 @@ class Supervisor:
             engines.draft = self._remote_draft
             return
         engines.draft = await self.start_draft()
-        if self._judge_requested_for is engines and self._spec.models.judge == self._spec.models.draft:
+        if "judge" in self._first_starts and self._spec.models.judge == self._spec.models.draft:
             engines.judge = EngineJudge(engines.draft)
 
     async def _provide_judge(self, engines: EngineSet) -> None:

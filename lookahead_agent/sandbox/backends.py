@@ -11,7 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,8 +22,8 @@ from lookahead_agent.errors import ConfigurationError, IsolationError
 from lookahead_agent.sandbox.cgroup import memory_cgroup
 from lookahead_agent.sandbox.child import ChildResult, program_text, run_child
 from lookahead_agent.sandbox.seccomp import system_call_filter
-from lookahead_agent.sandbox.worker import BEGUN, HOST, NO_SANDBOX, may_change_user
-from lookahead_agent.sandbox.working_folder import copy_files, disk_space, pack_code, save_changes
+from lookahead_agent.sandbox.worker import BEGUN, HOST, NO_SANDBOX, may_change_user, write_copies
+from lookahead_agent.sandbox.working_folder import ChangeLimits, copy_files, disk_space, pack_code, save_changes
 
 _HOME = "/own"
 _MAX_FILE_BYTES = 16 << 20
@@ -76,6 +76,7 @@ def run_isolated(
     isolation: Isolation = "auto",
     folder: Path | None = None,
     packages: Sequence[str] = (),
+    allow: Collection[str] = (),
 ) -> str:
     """Run code, and return its output on both streams and the value of a last expression, as in a notebook.
 
@@ -84,8 +85,10 @@ def run_isolated(
             can write no files.
         limits: Limits of the run.
         isolation: The backend, see `Isolation`.
-        folder: The user's folder; the code gets a copy, or under "landlock" reads it in place. None: an empty folder.
+        folder: The user's folder, of which the code gets a copy; under "landlock" it changes nothing. None: an empty
+            folder.
         packages: Names of installed packages that the code may import, besides the standard library.
+        allow: Names that are not protected, see `sandbox/protected_names.py`.
 
     Raises:
         ValueError: The code failed, took too long or used too much. The message says which, with the output so far.
@@ -94,8 +97,8 @@ def run_isolated(
     """
     limits = limits or PythonLimits()
     isolation = choose(isolation)
-    copied = None if folder is None or isolation == "landlock" else copy_files(folder, limits.files)
-    finished = start(code, limits, isolation, folder, copied, packages)
+    copied = None if folder is None else copy_files(folder, limits.files, allow)
+    finished = start(code, limits, isolation, copied, packages)
     output = finished.output.decode(errors="replace")
     problem = {
         "time": f"the code took more than {limits.seconds:g} s",
@@ -106,10 +109,11 @@ def run_isolated(
     if problem is not None:
         problem += "" if copied is None else ", and changed no file"
         raise ValueError(f"{problem}:\n{output}" if output else problem)
-    if folder is None or copied is None:
+    if folder is None or copied is None or isolation == "landlock":
         return output
+    inodes, size = _room(limits, copied)
     try:
-        summary = save_changes(folder, copied, finished.changes)
+        summary = save_changes(folder, copied, finished.changes, ChangeLimits(inodes, size, limits.seconds), allow)
     except ValueError as error:
         raise ValueError(f"a file cannot be saved: {error}:\n{output}" if output else str(error)) from None
     return f"{output.rstrip()}\n{summary}".lstrip() if summary else output
@@ -177,7 +181,6 @@ def start(
     code: str,
     limits: PythonLimits,
     isolation: Isolation,
-    folder: Path | None = None,
     copied: Mapping[str, bytes] | None = None,
     packages: Sequence[str] = (),
 ) -> ChildResult:
@@ -189,18 +192,21 @@ def start(
         )
     package_paths = package_files(*packages) if packages else ()
     readable = (*_readable(), *package_paths)
-    home, file_bytes = {"landlock": "/"}.get(isolation, _HOME), limits.files + disk_space(copied or {})
+    is_read_only = isolation == "landlock"
+    home = "/" if is_read_only else _HOME
+    inodes, file_bytes = _room(limits, copied)
     cgroup = None
     try:
         with ExitStack() as stack:
-            if isolation == "none":
+            if isolation == "none" or (is_read_only and copied is not None):
                 home = os.path.realpath(tempfile.mkdtemp(prefix="isolated-"))
                 stack.callback(_remove, home)
-            else:
+            if is_read_only and copied is not None:
+                write_copies(copied.items(), home)
+            if isolation != "none":
                 cgroup = stack.enter_context(memory_cgroup(limits.memory + file_bytes + _KERNEL_MEMORY))
             wrapper = _bubblewrap(readable) if isolation == "bubblewrap" else []
             largest = max(map(len, (copied or {}).values()), default=0)
-            visible_folder = str(folder.resolve()) if folder is not None and isolation == "landlock" else None
             plan = {
                 "isolation": isolation,
                 "agent": os.getpid(),
@@ -212,15 +218,15 @@ def start(
                 "memory": limits.memory,
                 "file": max(largest, min(_MAX_FILE_BYTES, limits.files)),
                 "files": file_bytes,
-                "inodes": _MAX_INODES + 2 * len(copied or {}),
-                "folder": visible_folder,
-                "importable": visible_folder if copied is None else home,
+                "inodes": inodes,
+                "folder": home if is_read_only and copied is not None else None,
+                "importable": None if copied is None else home,
                 "threads": _threads(isolation),
                 "filter": base64.b64encode(program).decode(),
             }
             finished = run_child(
                 [*wrapper, _interpreter(), "-I", "-S", "-u", "-c", program_text("worker"), json.dumps(plan)],
-                pack_code(code.encode(errors="replace"), copied or {}),
+                pack_code(code.encode(errors="replace"), {} if is_read_only else copied or {}),
                 seconds=limits.seconds,
                 output=len(BEGUN) + limits.output,
                 environment={
@@ -233,7 +239,7 @@ def start(
                 },
                 folder=Path(home if isolation == "none" else "/"),
                 # Includes the report's line for each file.
-                changes=None if copied is None else 2 * file_bytes + _REPORT_BYTES,
+                changes=None if copied is None or is_read_only else 2 * file_bytes + _REPORT_BYTES,
                 descriptors=() if cgroup is None else (cgroup,),
             )
     except OSError as error:
@@ -243,6 +249,11 @@ def start(
     # After `BEGUN`, NO_SANDBOX is an exit status that the code itself has chosen.
     status = 1 if finished.status == NO_SANDBOX else finished.status
     return replace(finished, output=finished.output.removeprefix(BEGUN), status=status)
+
+
+def _room(limits: PythonLimits, copied: Mapping[str, bytes] | None) -> tuple[int, int]:
+    """Return how many files and folders, and how many bytes, the code's folder may have."""
+    return _MAX_INODES + 2 * len(copied or {}), limits.files + disk_space(copied or {})
 
 
 def _remove(folder: str) -> None:

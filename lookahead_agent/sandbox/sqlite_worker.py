@@ -5,6 +5,7 @@ object from its standard input, and writes {"text": ..., "problem": ...} to the 
 """
 
 import json
+import os
 import re
 import resource
 import signal
@@ -53,12 +54,30 @@ def authorise_schema(action: int, first: str | None, *others: str | None) -> int
     return sqlite3.SQLITE_OK if is_schema_pragma else authorise(action, first, *others)
 
 
-def connect(path: str, memory: int, seconds: float) -> sqlite3.Connection:
-    """Open the database read-only, with SQLite's limits."""
+def access(path: str) -> str:
+    """Return how to open a database. In the mode WAL, SQLite would create `-wal` and `-shm` even to read."""
+    with open(path, "rb") as file:
+        is_wal = file.read(20)[18:] == b"\x02\x02"
+    if not is_wal:
+        return "mode=ro"
+    if os.path.exists(f"{path}-wal") and os.path.exists(f"{path}-shm"):
+        return "mode=ro&readonly_shm=1"  # another process has it open, or has crashed
+    # Nothing is left to apply: no process has the database open. `answer` sees whether one changed it meanwhile.
+    return "mode=ro&immutable=1"
+
+
+def state(path: str) -> tuple[object, ...]:
+    """Return what changes when a process writes to a database."""
+    found = os.stat(path)
+    return found.st_mtime_ns, found.st_size, os.path.exists(f"{path}-wal")
+
+
+def connect(path: str, how: str, memory: int, seconds: float) -> sqlite3.Connection:
+    """Open the database as `access` says, with SQLite's limits."""
     from pathlib import Path
 
     # Waits for another process's write lock, but not until SIGALRM.
-    connection = sqlite3.connect(f"{Path(path).as_uri()}?mode=ro", uri=True, timeout=seconds / 2)
+    connection = sqlite3.connect(f"{Path(path).as_uri()}?{how}", uri=True, timeout=seconds / 2)
     # Sorting uses no disk. SQLite's heap limit acts before the process's own limit.
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute(f"PRAGMA hard_heap_limit = {memory // 2}")
@@ -170,8 +189,26 @@ def quoted(connection: sqlite3.Connection, name: str) -> str:
 
 
 def answer(request: dict[str, Any]) -> str:
+    """Return the answer to a request.
+
+    Raises ValueError if an immutable database changes meanwhile.
+    """
+    path = request["database"]
+    before, how = state(path), access(path)
+    try:
+        text = select(request, how)
+    except sqlite3.Error:
+        if "immutable" not in how or state(path) == before:
+            raise
+    else:
+        if "immutable" not in how or state(path) == before:
+            return text
+    raise ValueError("another program changed the database meanwhile: ask again")
+
+
+def select(request: dict[str, Any], how: str) -> str:
     """Return the header and as many rows as are shown, read one by one; without a statement, the schema."""
-    with closing(connect(request["database"], request["memory"], request["seconds"])) as connection:
+    with closing(connect(request["database"], how, request["memory"], request["seconds"])) as connection:
         end = time.monotonic() + request["seconds"]
         connection.set_progress_handler(lambda: time.monotonic() > end, 10_000)
         connection.text_factory = lambda data: data.decode("utf-8", errors="replace")
@@ -202,7 +239,7 @@ def main() -> None:
     request = json.loads(sys.stdin.read())
     resource.setrlimit(resource.RLIMIT_DATA, (request["memory"], request["memory"]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # for the shared-memory index of a write-ahead log
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     # SQLite calls no progress handler inside a function: there the signal kills the process.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, request["seconds"] + 0.1)
@@ -211,6 +248,8 @@ def main() -> None:
         text = answer(request)
     except ValueError as error:
         problem = str(error)
+    except OSError as error:
+        problem = f"the database cannot be read: {error.strerror}"
     except (sqlite3.Error, sqlite3.Warning, MemoryError) as error:
         problem = explained(error, request["seconds"])
     with open(int(sys.argv[1]), "w", encoding="utf-8") as results:

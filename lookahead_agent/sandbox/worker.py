@@ -201,13 +201,14 @@ def run(code: str) -> None:
     names.clear()  # closes, and so flushes, files that the code left open
 
 
-def write_copies(files: Iterable[tuple[str, bytes]]) -> dict[str, bytes]:
+def write_copies(files: Iterable[tuple[str, bytes]], base: str = "") -> dict[str, bytes]:
     """Write copies of the user's files into the code's folder, and return their digests by name."""
     digests = {}
     for name, data in files:
-        if folder := os.path.dirname(name):
+        path = os.path.join(base, name)
+        if folder := os.path.dirname(path):
             os.makedirs(folder, exist_ok=True)
-        with open(name, "wb") as file:
+        with open(path, "wb") as file:
             file.write(data)
         digests[name] = hashlib.sha256(data).digest()
     return digests
@@ -220,8 +221,6 @@ def report_changes(before: dict[str, bytes], changes: BinaryIO) -> None:
         with os.scandir(pending.pop() or ".") as entries:
             for entry in entries:
                 name = os.path.relpath(entry.path)
-                if entry.name.startswith("."):
-                    continue
                 if entry.is_dir(follow_symlinks=False):
                     pending.append(name)
                 if not entry.is_file(follow_symlinks=False):

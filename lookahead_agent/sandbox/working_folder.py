@@ -2,6 +2,7 @@
 
 Each part of a path is opened from the folder's descriptor, and links are not followed. Swapping a folder for a link
 meanwhile has no effect. Writes are atomic, and other hard links of a replaced file keep its content.
+`protected_names` lists the names that are refused.
 """
 
 import errno
@@ -9,11 +10,15 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+from lookahead_agent.sandbox.protected_names import protection, refuse_protected
 
 _MAX_NAME_LENGTH = 4096
 _SHOWN = 50
@@ -21,6 +26,8 @@ _SHOWN = 50
 _MAX_NAMES = 10_000
 _MAX_COPIES = 2_000
 _PAGE = 4096
+# Bytes of a line of the report: a name of `_MAX_NAME_LENGTH` characters as JSON escapes, and its size.
+_MAX_LINE = 12 * _MAX_NAME_LENGTH + 100
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Without O_NONBLOCK, opening a FIFO would wait for a process at its other end.
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
@@ -96,8 +103,12 @@ def _open_root(root: Path) -> int:
         raise ValueError(f"the working folder cannot be opened: {error.strerror}") from None
 
 
-def replace_file(root: Path, name: str, data: bytes) -> None:
-    """Write a file into a working folder, replacing an existing one, and create its folders. Raises ValueError."""
+def replace_file(root: Path, name: str, data: bytes, allow: Iterable[str] = ()) -> None:
+    """Write a file into a working folder, replacing an existing one, and create its folders.
+
+    Raises ValueError, also for a protected name that `allow` does not have.
+    """
+    refuse_protected(name, allow, writing=True)
     with open_parent(root, name, make=True) as (parent, basename):
         mode = _mode_of(parent, basename, name)
         new = f".{secrets.token_hex(8)}.new"
@@ -157,8 +168,8 @@ def printable(name: str) -> str:
     return name if name.isprintable() else ascii(name)
 
 
-def copy_files(root: Path, limit: int) -> dict[str, bytes]:
-    """Read a folder's regular files by name, at most `limit` bytes, without links and names that begin with a dot."""
+def copy_files(root: Path, limit: int, allow: Collection[str] = ()) -> dict[str, bytes]:
+    """Read a folder's regular files by name, at most `limit` bytes, without links and names of secrets."""
     found: dict[str, bytes] = {}
     room, pending = limit, ["."]
     base = _open_root(root)
@@ -168,7 +179,7 @@ def copy_files(root: Path, limit: int) -> dict[str, bytes]:
             # Files and folders that cannot be opened are skipped.
             with suppress(OSError), open_folder(folder, base) as descriptor, os.scandir(descriptor) as entries:
                 for entry in sorted(entries, key=lambda entry: entry.name):
-                    if entry.name.startswith("."):
+                    if protection(entry.name, allow, writing=False) is not None:
                         continue
                     name = f"{folder}/{entry.name}".removeprefix("./")
                     if entry.is_dir(follow_symlinks=False):
@@ -199,35 +210,81 @@ def pack_code(code: bytes, files: Mapping[str, bytes]) -> bytes:
     return b"".join([json.dumps(header).encode(), b"\n", code, *files.values()])
 
 
-def save_changes(root: Path, before: Mapping[str, bytes], changes: bytes) -> str:
-    """Apply the code's changes of its copies to the folder. Returns a line that names the files, or ""."""
-    # The code may have forged the report, so `replace_file` checks each path. If it raises, earlier files stay written.
-    written, removed = _unpacked(changes)
-    for name, data in written.items():
-        replace_file(root, name, data)
-    removed_names = [name for name in removed if name in before and name not in written]
-    for name in removed_names:
-        with open_parent(root, name) as (parent, basename), suppress(FileNotFoundError):
-            os.unlink(basename, dir_fd=parent)
-    changed = {"wrote": written, "removed": removed_names}
-    summary = "; ".join(f"{verb} {', '.join(map(printable, names))}" for verb, names in changed.items() if names)
+@dataclass(frozen=True)
+class ChangeLimits:
+    """Limits of the changes that `save_changes` applies: files with their folders, their bytes, and seconds."""
+
+    files: int
+    size: int
+    seconds: float
+
+
+def save_changes(
+    root: Path, before: Mapping[str, bytes], changes: bytes, limits: ChangeLimits, allow: Collection[str] = ()
+) -> str:
+    """Apply the code's changes of its copies to the folder. Returns a line that names the files, or "".
+
+    Files of protected names are left out, and the line names them.
+
+    Raises:
+        ValueError: The changes exceed a limit, or a file cannot be written. Files before it stay written.
+    """
+    # The code may have forged the report, so everything in it is counted and checked here.
+    end = time.monotonic() + limits.seconds
+    written, reported = _unpack(changes, before, limits)
+    removed = [name for name in dict.fromkeys(reported) if name in before and name not in written]
+    refused = {name for name in [*written, *removed] if protection(name, allow, writing=True) is not None}
+    saved = {"wrote": list[str](), "removed": list[str]()}
+    for name in [*written, *removed]:
+        if name in refused:
+            continue
+        if time.monotonic() > end:
+            raise ValueError(f"saving the changes took more than {limits.seconds:g} s; {_summary(saved, refused)}")
+        if name in written:
+            replace_file(root, name, written[name], allow)
+            saved["wrote"].append(name)
+        else:
+            with open_parent(root, name) as (parent, basename), suppress(FileNotFoundError):
+                os.unlink(basename, dir_fd=parent)
+            saved["removed"].append(name)
+    summary = _summary(saved, refused)
     return f"({summary})" if summary else ""
 
 
-def _unpacked(changes: bytes) -> tuple[dict[str, bytes], list[str]]:
-    """Parse the report into written files, without hidden ones, and removed names; both empty if it is incomplete."""
+def _summary(saved: Mapping[str, list[str]], refused: Iterable[str]) -> str:
+    parts = {**saved, "not saved, because their names are protected:": sorted(refused)}
+    return "; ".join(f"{verb} {_list_names(names)}" for verb, names in parts.items() if names)
+
+
+def _list_names(names: list[str]) -> str:
+    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(map(printable, names[:_SHOWN])) + more
+
+
+def _unpack(changes: bytes, before: Iterable[str], limits: ChangeLimits) -> tuple[dict[str, bytes], list[str]]:
+    """Parse the report into written files and removed names; both empty if it is incomplete."""
     written: dict[str, bytes] = {}
-    position = 0
-    while (end := changes.find(b"\n", position)) >= 0:
+    folders = {"", "/"}
+    position = records = size = 0
+    # No line is longer than the last one, with the names of all copies.
+    longest_line = _MAX_LINE + sum(len(json.dumps(name)) + 2 for name in before)
+    while (end := changes.find(b"\n", position, position + longest_line)) >= 0:
         try:
             record: Any = json.loads(changes[position:end])
         except (ValueError, RecursionError):
             break
         match record:
-            case {"name": str(name), "size": int(size)} if 0 <= size <= len(changes) - end - 1:
-                if not any(part.startswith(".") and part != ".." for part in PurePosixPath(name).parts):
-                    written[name] = changes[end + 1 : end + 1 + size]
-                position = end + 1 + size
+            case {"name": str(name), "size": int(length)} if 0 <= length <= len(changes) - end - 1:
+                records, size, parent = records + 1, size + length, os.path.dirname(name)
+                while parent not in folders and len(folders) <= limits.files:
+                    folders.add(parent)
+                    parent = os.path.dirname(parent)
+                if records + len(folders) - 2 > limits.files:
+                    raise ValueError(f"the code wrote more than {limits.files} files and folders, and changed no file")
+                if size > limits.size:
+                    raise ValueError(f"the code wrote more than {limits.size} bytes, and changed no file")
+                written[name] = changes[end + 1 : end + 1 + length]
+                position = end + 1 + length
             case {"removed": [*names]} if all(isinstance(name, str) for name in names):
                 return written, names
             case _:

@@ -1,23 +1,19 @@
-"""The ASGI application: host check, authentication and routes."""
+"""The ASGI application: authentication and routes."""
 
 import asyncio
-import ipaddress
 import json
 import os
-import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lookahead_agent import __version__
 from lookahead_agent.chat.model import ChatLookahead
@@ -26,96 +22,64 @@ from lookahead_agent.generation.backend import GenerateRequest, request_from_jso
 from lookahead_agent.generation.server_backend import CHAT_PATH, ENGINES_HEADER, STATUS_PATH, WARM_PATH, ServerStatus
 from lookahead_agent.server import ServerSettings
 from lookahead_agent.server.body import BodyReader
+from lookahead_agent.server.clients import Client
 from lookahead_agent.server.errors import ErrorReplies, RefusedError
+from lookahead_agent.server.head import HeadCheck
 from lookahead_agent.server.protocol import ChatRequestBody, CompletionRequestBody
 from lookahead_agent.server.replies import Replies, ReplyResponse
+from lookahead_agent.server.start import EngineStart
 from lookahead_agent.server.writer import ReplyWriter
 
-Endpoint = Callable[[Request], Awaitable[Response]]
+Endpoint = Callable[[Request, Client], Awaitable[Response]]
 
 
-class HostCheck:
-    """Middleware that refuses `Host` headers other than the allowed names, against DNS rebinding by web pages.
-
-    A rebound page always sends its own name, so an IP address or a missing `Host` header is allowed.
-    """
-
-    def __init__(self, app: ASGIApp, allowed: Sequence[str], errors: ErrorReplies) -> None:
-        self._app = app
-        self._allowed = {name.lower().rstrip(".") for name in allowed}
-        self._suffixes = tuple(name[1:] for name in self._allowed if name.startswith("*"))
-        self._errors = errors
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or respond with status 400."""
-        host = Headers(scope=scope).get("host") if scope["type"] == "http" else None
-        if host is None or self._is_allowed(host):
-            await self._app(scope, receive, send)
-            return
-        message = f"the server is not called {host[:100]!r}: its owner can allow the name with --allowed-host"
-        await self._errors.response(RefusedError(400, message))(scope, receive, send)
-
-    def _is_allowed(self, host: str) -> bool:
-        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0].lower().rstrip(".")
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return name in self._allowed or name.endswith(self._suffixes)
-        return True
-
-
-def check_key(header: str | None, expected: str | None) -> None:
-    """Check the `Authorization` header of a request; raises RefusedError if it lacks the expected key."""
-    if expected is None:
-        return
-    scheme, _, key = (header or "").partition(" ")
-    equal = secrets.compare_digest(key.strip().encode(), expected.encode())
-    if scheme.lower() != "bearer" or not equal:
-        raise RefusedError(
-            401,
-            "the API key is wrong or missing: send it as 'Authorization: Bearer …'",
-            headers={"WWW-Authenticate": "Bearer"},
-        )
-
-
-def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> Starlette:
-    """Create the ASGI application; its lifespan starts and closes the engines of the chat model."""
+def create_app(
+    llm: ChatLookahead,
+    settings: ServerSettings | None = None,
+    start: EngineStart | None = None,
+) -> Starlette:
+    """Create the ASGI application; its lifespan starts the engines of the chat model, by `start`, and closes them."""
     settings = settings or ServerSettings()
     writer, bodies = ReplyWriter(llm, settings), BodyReader(settings.request_timeout)
     created = int(time.time())
-    key = settings.api_key.get_secret_value() if settings.api_key is not None else None
+    start = start or EngineStart(llm)
     errors = ErrorReplies(writer.metrics.count_error, with_exceptions=settings.engines_digest is not None)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        await asyncio.to_thread(llm.start)
+        await start.begin()
         try:
             yield
         finally:
             await asyncio.to_thread(llm.close)
 
     async def respond(
-        request: Request, model: type[ChatRequestBody | CompletionRequestBody] = CompletionRequestBody
+        request: Request, client: Client, model: type[ChatRequestBody | CompletionRequestBody] = CompletionRequestBody
     ) -> Response:
         length = await writer.context_length()
-        body = await bodies.read(request, model, settings.body_limit(length), length)
         policy, node = (request.headers.get(f"X-Lookahead-{name}") for name in ("Policy", "Node"))
-        requests = await asyncio.to_thread(writer.requests, body, policy, node)
+        data = await bodies.read_json(request, settings.body_limit(length))
+        async with bodies.slot(data):
+            body = await bodies.parse(data, model, length)
+            requests = await asyncio.to_thread(writer.requests, body, client, policy, node)
         usage, chat = body.stream_options and body.stream_options.include_usage, isinstance(body, ChatRequestBody)
-        streams = [writer.generate(each) for each in requests]
+        owner = writer.clients.owner(client)
+        streams = [writer.generate(each, owner) for each in requests]
         replies = Replies(streams, body.n, writer.model_name, chat=chat, with_usage=bool(usage))
         if body.stream:
             return ReplyResponse(replies.events(errors), "text/event-stream")
         return ReplyResponse(replies.body(), "application/json")
 
-    async def chat(request: Request) -> Response:
+    async def chat(request: Request, client: Client) -> Response:
         if settings.engines_digest is not None and ENGINES_HEADER in request.headers:
-            streams = [writer.generate(await read_generate_request(request))]
+            generate_request = await read_generate_request(request)
+            writer.check_models(generate_request)
+            streams = [writer.generate(generate_request, writer.clients.owner(client))]
             replies = Replies(streams, 1, writer.model_name, chat=True, with_events=True)
             return ReplyResponse(replies.events(errors), "text/event-stream")
-        return await respond(request, ChatRequestBody)
+        return await respond(request, client, ChatRequestBody)
 
-    async def models(request: Request) -> Response:
+    async def models(request: Request, _: Client) -> Response:
         name = request.path_params.get("name", writer.model_name)
         if name != writer.model_name:
             raise writer.unknown_model(name)
@@ -124,11 +88,18 @@ def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> St
         return JSONResponse(entry if "name" in request.path_params else {"object": "list", "data": [entry]})
 
     async def health(_: Request) -> Response:
-        healthy = llm.backend.healthy()
         counts = {"running": writer.admission.running, "waiting": writer.admission.waiting}
-        return JSONResponse({"status": "ok" if healthy else "failing"} | counts, 200 if healthy else 503)
+        try:
+            start.check()
+        except RefusedError as error:
+            content = {"status": error.code or "failing", "reason": error.message} | counts
+            return JSONResponse(content, 503, error.headers)
+        if (failure := writer.failure()) is not None:
+            return JSONResponse({"status": "failing", "reason": failure} | counts, 503)
+        return JSONResponse({"status": "ok"} | counts)
 
-    async def metrics(_: Request) -> Response:
+    async def metrics(request: Request) -> Response:
+        writer.clients.authenticate(request.headers.get("Authorization"))
         return Response(writer.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     # Programs of this user send a `GenerateRequest`, and receive step events and the complete `ChatReply`.
@@ -165,23 +136,24 @@ def create_app(llm: ChatLookahead, settings: ServerSettings | None = None) -> St
         )
         return JSONResponse(server_status.model_dump())
 
-    def with_key(endpoint: Endpoint) -> Endpoint:
+    def with_client(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
         async def checked(request: Request) -> Response:
-            check_key(request.headers.get("Authorization"), key)
-            return await endpoint(request)
+            client = writer.clients.authenticate(request.headers.get("Authorization"))
+            start.check()
+            return await endpoint(request, client)
 
         return checked
 
     routes = [
-        Route(CHAT_PATH, with_key(chat), methods=["POST"]),
-        Route("/v1/completions", with_key(respond), methods=["POST"]),
-        *(Route(path, with_key(models)) for path in ("/v1/models", "/v1/models/{name:path}")),
+        Route(CHAT_PATH, with_client(chat), methods=["POST"]),
+        Route("/v1/completions", with_client(respond), methods=["POST"]),
+        *(Route(path, with_client(models)) for path in ("/v1/models", "/v1/models/{name:path}")),
         Route("/health", health),
         Route("/metrics", metrics),
     ]
     if settings.engines_digest is not None:
         routes += [Route(STATUS_PATH, status), Route(WARM_PATH, warm, methods=["POST"])]
-    middleware = [Middleware(HostCheck, allowed=settings.allowed_hosts, errors=errors)]
+    middleware = [Middleware(HeadCheck, allowed=settings.allowed_hosts, errors=errors)]
     if origins := settings.cors_origins:
         cors = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
         middleware.insert(0, cors)

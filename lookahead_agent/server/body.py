@@ -3,18 +3,20 @@
 import asyncio
 import json
 import re
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from lookahead_agent.errors import ConfigurationError, check_encodable
-from lookahead_agent.generation.tool_calls import STRICT_NUMBERS, levels
+from lookahead_agent.generation.tool_calls import STRICT_NUMBERS, levels, reject_duplicates
 from lookahead_agent.server.errors import RefusedError
 
 Body = TypeVar("Body", bound=BaseModel)
 
 _MAX_INLINE = 1 << 14  # Bytes of a body that is parsed in the event loop, in less than a millisecond
+_MAX_MEDIUM = 1 << 16  # Bytes of a body that never waits for a longer one
 _MAX_DEPTH = 100  # Nesting of lists and objects; a level of a JSON schema takes two
 _MAX_VALUES = 100_000  # Values of a body, not counting the token ids of a prompt
 _MAX_CONTAINERS = 50_000
@@ -34,10 +36,10 @@ class BodyReader:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._buffered = 0
-        self._parse_slot = asyncio.Semaphore(1)
+        self._slots = {size: asyncio.Semaphore(1) for size in ("medium", "long")}
 
-    async def read(self, request: Request, model: type[Body], max_bytes: int, token_ids: int) -> Body:
-        """Read and validate a body of at most `max_bytes` bytes, whose prompt may have up to `token_ids` token ids."""
+    async def read_json(self, request: Request, max_bytes: int) -> bytes:
+        """Read the bytes of a body of at most `max_bytes` bytes that says that it is JSON."""
         mime = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if mime != "application/json" and not (mime.startswith("application/") and mime.endswith("+json")):
             # A browser sends cross-origin JSON only after a CORS preflight.
@@ -45,12 +47,22 @@ class BodyReader:
         length = request.headers.get("content-length", "")
         if length.isdecimal() and int(length) > max_bytes:
             raise RefusedError(413, _TOO_LONG.format(max_bytes))
-        data = await self.read_bytes(request, max_bytes)
+        return await self.read_bytes(request, max_bytes)
+
+    def slot(self, data: bytes) -> AbstractAsyncContextManager[object]:
+        """Return the context in which a body becomes a request: a long one at a time, and no shorter one waits for it.
+
+        A parsed body takes several times its size in memory.
+        """
+        if len(data) <= _MAX_INLINE:
+            return nullcontext()
+        return self._slots["medium" if len(data) <= _MAX_MEDIUM else "long"]
+
+    async def parse(self, data: bytes, model: type[Body], token_ids: int) -> Body:
+        """Parse and validate a body, whose prompt may have up to `token_ids` token ids."""
         if len(data) <= _MAX_INLINE:
             return _parsed_body(data, model, token_ids)
-        # One body at a time: a parsed body takes several times its size in memory.
-        async with self._parse_slot:
-            return await asyncio.to_thread(_parsed_body, data, model, token_ids)
+        return await asyncio.to_thread(_parsed_body, data, model, token_ids)
 
     async def read_bytes(self, request: Request, max_bytes: int) -> bytes:
         """Read the bytes of a body of at most `max_bytes` bytes."""
@@ -64,7 +76,7 @@ class BodyReader:
                     self._buffered += len(chunk)
                     if length > max_bytes:
                         raise RefusedError(413, _TOO_LONG.format(max_bytes))
-                    if self._buffered > max(_MAX_BUFFERED, 4 * max_bytes):
+                    if length > _MAX_MEDIUM and self._buffered > max(_MAX_BUFFERED, 4 * max_bytes):
                         raise RefusedError(
                             429, "many long requests arrive: try again later", headers={"Retry-After": "1"}
                         )
@@ -95,7 +107,7 @@ def _parsed_json(data: bytes, max_values: int) -> Any:
         raise RefusedError(400, _TOO_MANY)
     try:
         text = data.decode()
-        document = json.loads(text, **STRICT_NUMBERS)
+        document = json.loads(text, object_pairs_hook=reject_duplicates, **STRICT_NUMBERS)
     except RecursionError:
         raise RefusedError(400, _TOO_DEEP) from None
     except UnicodeDecodeError as error:

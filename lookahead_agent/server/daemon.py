@@ -1,15 +1,17 @@
 """The daemon that `lookahead-agent up` starts, on a Unix socket in a folder that only this user can enter."""
 
+import errno
 import fcntl
 import os
 import socket
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import psutil
 
@@ -26,14 +28,20 @@ from lookahead_agent.generation.server_backend import (
 from lookahead_agent.sandbox.working_folder import open_folder
 from lookahead_agent.server import ServerSettings
 
+_MAX_DIGITS = 20  # Digits of a process id that are read
 _MAX_PATH = 100  # Bytes of a socket's path; Linux allows 107
 _COMMAND = "from lookahead_agent.cli.app import main; main()"
 
 
-def daemon_settings(engines_digest: str) -> ServerSettings:
+def daemon_settings(engines_digest: str, *, start_models: bool = False) -> ServerSettings:
     """The daemon's settings, with limits that this user's programs cannot reach in practice."""
-    limits = {"max_body_bytes": 64 << 20, "max_tokens": 2**31 - 1, "concurrent": 1 << 16, "connections": 1 << 16}
-    return ServerSettings.model_validate({"engines_digest": engines_digest, **limits})
+    limits: dict[str, Any] = {
+        "max_body_bytes": 64 << 20,
+        "max_tokens": 2**31 - 1,
+        "concurrent": 1 << 16,
+        "connections": 1 << 16,
+    }
+    return ServerSettings.model_validate({"engines_digest": engines_digest, "start_models": start_models, **limits})
 
 
 def log_path() -> Path:
@@ -71,13 +79,29 @@ def _reason(error: OSError) -> str:
     return f"{error.strerror or error}: {error.filename}" if error.filename else error.strerror or str(error)
 
 
+def _open_private(name: str, flags: int) -> TextIO:
+    """Open a file of the runtime directory for this user only; raises ConfigurationError if it is no regular file."""
+    path = runtime_dir() / name
+    try:
+        # O_NONBLOCK: a pipe's other end is not waited for.
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, "no regular file", str(path))
+        if flags & os.O_CREAT:
+            os.fchmod(descriptor, 0o600)
+    except OSError as error:
+        raise _unusable(f"{runtime_dir()} ({_reason(error)})") from error
+    return open(descriptor, "r+" if flags & os.O_RDWR else "r", encoding="utf-8", errors="replace")
+
+
 @contextmanager
 def start_lock() -> Iterator[TextIO]:
     """Hold the file lock of this user's daemon while the context lasts; raises ConfigurationError if it is taken.
 
     The file holds this process's id. A daemon truncates it when it listens: from then on, its socket has its status.
     """
-    with (runtime_dir() / "lock").open("a") as lock:
+    with _open_private("lock", os.O_RDWR | os.O_CREAT) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -92,8 +116,14 @@ def starting_pid() -> int | None:
     """Return the id of the daemon that is loading its engines, or None if none is."""
     if not is_private(socket_path()):  # a daemon binds its socket before it loads
         return None
-    with suppress(OSError, ValueError, psutil.Error), (runtime_dir() / "lock").open() as lock:
-        process = psutil.Process(int(lock.read()))
+    with suppress(OSError, ValueError, OverflowError, psutil.Error, ConfigurationError):
+        return _starting_pid()
+    return None
+
+
+def _starting_pid() -> int | None:
+    with _open_private("lock", os.O_RDONLY) as lock:
+        process = psutil.Process(int(lock.read(_MAX_DIGITS)))
         # A container that shares the folder may have another process of this id.
         if "--foreground" in process.cmdline():
             try:  # last, so that a lock held for a moment cannot refuse a start
@@ -127,7 +157,11 @@ def start_daemon(arguments: Sequence[str], on_line: Callable[[str], None], comma
     """
     with start_lock():
         pass
-    with log_path().open("wb") as log, log_path().open(encoding="utf-8", errors="replace") as log_lines:
+    with (
+        _open_private("log", os.O_RDWR | os.O_CREAT) as log,
+        log_path().open(encoding="utf-8", errors="replace") as log_lines,
+    ):
+        log.truncate(0)
         process = subprocess.Popen(
             # -P: modules in the current folder are not imported.
             [sys.executable, "-P", "-c", command, *arguments],

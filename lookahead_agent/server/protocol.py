@@ -109,7 +109,7 @@ class _Tool(RequestModel):
 
 class _StreamOptions(RequestModel):
     include_usage: bool = False
-    include_obfuscation: bool | None = None
+    include_obfuscation: Literal[False] | None = None  # no chunk is padded
 
 
 class Sampled(RequestModel, SamplingArguments):
@@ -126,6 +126,7 @@ class Sampled(RequestModel, SamplingArguments):
     policy: str | None = None  # name of the policy, like the header X-Lookahead-Policy
     node: str | None = Field(None, max_length=256)  # like the header X-Lookahead-Node
     response_format: dict[str, Any] | None = None
+    cache_salt: str | None = Field(None, min_length=1)  # prompts of another salt are never in the prefix cache
 
     @model_validator(mode="after")
     def _check_supported(self) -> Sampled:
@@ -157,6 +158,8 @@ class ChatRequestBody(Sampled):
     def _check_chat_fields(self) -> ChatRequestBody:
         if self.logprobs or self.top_logprobs:
             raise ValueError(_NO_LOGPROBS)
+        if self.store or self.metadata:
+            raise ValueError("store and metadata are not supported: the server stores no reply")
         if self.tool_choice not in (None, "none", "auto") and not self.tools:
             raise ValueError("tool_choice is for requests with tools")
         self.max_tokens = self.max_completion_tokens or self.max_tokens

@@ -1,5 +1,6 @@
 """Replies in the formats of OpenAI's chat and text completions, as one JSON object or as server-sent events."""
 
+import asyncio
 import json
 import time
 import uuid
@@ -14,6 +15,7 @@ from starlette.types import Send
 from lookahead_agent.decoding import StepEvent
 from lookahead_agent.engines.background import event_stream, gather_or_cancel
 from lookahead_agent.generation.backend import ChatReply, GenerateEvent, TextDelta, event_to_json
+from lookahead_agent.generation.server_backend import PING_SECONDS
 from lookahead_agent.generation.tool_calls import calls_as_text
 from lookahead_agent.server.errors import ErrorReplies
 
@@ -74,8 +76,9 @@ class Replies:
         has_sent = False
         try:
             async with aclosing(self._chunks()) as chunks:
-                async for chunk in chunks:
-                    yield f"data: {json.dumps(chunk)}\n\n"
+                async for chunk in with_pings(chunks) if self.with_events else chunks:
+                    # A comment is a sign of life for this user's programs.
+                    yield f"data: {json.dumps(chunk)}\n\n" if chunk is not None else ":\n\n"
                     has_sent = True
         except Exception as error:
             if not has_sent:
@@ -171,6 +174,21 @@ async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tu
         async for item in items:
             if item is not None:  # the result of `read_all`
                 yield item
+
+
+async def with_pings(items: AsyncGenerator[T, None], seconds: float = PING_SECONDS) -> AsyncGenerator[T | None, None]:
+    """Yield the items, and None whenever none arrives for this time."""
+    while True:
+        following = asyncio.ensure_future(anext(items))
+        try:
+            while not (await asyncio.wait({following}, timeout=seconds))[0]:
+                yield None
+            yield await following
+        except StopAsyncIteration:
+            return
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
 
 
 class ReplyResponse(StreamingResponse):

@@ -8,17 +8,20 @@ import signal
 import socket
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import h11
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.generation.server_backend import peer
+from lookahead_agent.progress import Progress
 from lookahead_agent.server import ServerSettings
 from lookahead_agent.server.app import create_app
+from lookahead_agent.server.start import EngineStart
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +30,7 @@ _MAX_HEAD = 32 << 10  # Bytes of request line and headers above which a request 
 _IDLE_SECONDS = 15
 """Keep-alive timeout: longer than the 5 seconds of httpx, and so of OpenAI's client, so that clients close first."""
 _UNREAD_SECONDS = 60.0  # Until a connection whose client does not read its reply is aborted
+_FAREWELL_SECONDS = 2  # after the grace period, until connections whose clients do not read are aborted
 _BACKLOG = 128  # Connections that asyncio accepts in one go, before any is counted
 _QUIET_SECONDS = 60.0  # Between log lines of one kind: clients could cause thousands
 
@@ -54,9 +58,12 @@ class _OncePerMinute(logging.Filter):
 class ServerConfig(uvicorn.Config):
     """Configures uvicorn for hostile clients; `options` are passed on to uvicorn."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings, **options: Any) -> None:
+    def __init__(self, app: Starlette, settings: ServerSettings, **options: Any) -> None:
+        self.grace: float | None = options.pop("timeout_graceful_shutdown", None)
         super().__init__(
             app,
+            # Replies end themselves after the grace period, with an error for their clients.
+            timeout_graceful_shutdown=None if self.grace is None else math.ceil(self.grace) + _FAREWELL_SECONDS,
             http=_BoundedProtocol,
             ws="none",
             loop="asyncio",
@@ -67,6 +74,7 @@ class ServerConfig(uvicorn.Config):
             **options,
         )
         self.settings = settings
+        self.end_replies: Callable[[], None] = app.state.writer.end_replies
         # Connections without a complete request, in the order in which they began to wait.
         self.incomplete: OrderedDict[_BoundedProtocol, None] = OrderedDict()
         self.shutting_down = False  # Whether the server shuts down: new connections are aborted
@@ -83,22 +91,49 @@ class BoundedServer(uvicorn.Server):
     config: ServerConfig
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Abort new connections, and let running requests finish."""
+        """Abort new connections, and let running requests finish; replies end with an error after the grace period."""
         self.config.shutting_down = True
+        loop, grace = asyncio.get_running_loop(), self.config.grace
+        end = loop.call_later(grace, self.config.end_replies) if grace is not None else None
         await super().shutdown(sockets)
+        if end is not None:
+            end.cancel()
 
 
-def run_server(llm: ChatLookahead, settings: ServerSettings, listener: socket.socket, grace: int) -> None:
-    """Serve a chat model until SIGTERM, SIGINT or SIGHUP; running replies then have `grace` seconds to finish."""
+def run_server(
+    llm: ChatLookahead,
+    settings: ServerSettings,
+    listener: socket.socket,
+    grace: int,
+    *,
+    progress: Progress | None = None,
+    on_ready: Callable[[], None] | None = None,
+) -> None:
+    """Serve a chat model until SIGTERM, SIGINT or SIGHUP; running replies then have `grace` seconds to finish.
+
+    The server answers at once. It starts the engines, and calls `on_ready` when they run; raises the error of a start.
+    """
+    errors: list[Exception] = []
+
+    def end_start(error: Exception | None) -> None:
+        if error is not None:
+            errors.append(error)
+            server.should_exit = True
+        elif on_ready is not None:
+            on_ready()
+
+    app = create_app(llm, settings, EngineStart(llm, end_start, progress))
     # uvicorn's log records go to the root handler, which removes terminal escape sequences.
     options: dict[str, Any] = {"log_level": "warning", "log_config": None, "timeout_graceful_shutdown": grace}
-    config = ServerConfig(create_app(llm, settings), settings, **options)
+    server = BoundedServer(ServerConfig(app, settings, **options))
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
         signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     try:
-        BoundedServer(config).run([listener])
+        server.run([listener])
     except KeyboardInterrupt:  # uvicorn raises the signal again after its graceful shutdown
         return
+    if errors:
+        raise errors[0]
 
 
 def most_connections(settings: ServerSettings) -> int:
@@ -181,6 +216,11 @@ class _BoundedProtocol(H11Protocol):
         if self.transport.is_closing() or self.has_request:
             self._clear_deadline()
             self.config.incomplete.pop(self, None)
+            if self.has_request and len(self.conn.trailing_data[0]) > _MAX_HEAD:
+                self.abort("requests that follow one without its response")
+            elif self.has_request:
+                # uvicorn would stop reading at a request that follows, and miss that the client hangs up.
+                self.flow.resume_reading()
             return
         self.config.incomplete[self] = None
         answered = self.cycle is not None and self.cycle.response_complete

@@ -1,10 +1,10 @@
 """Generates the replies to requests, with admission control, metrics and the server's limits."""
 
 import asyncio
-import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Hashable
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from langchain_core.messages import BaseMessage
@@ -12,50 +12,21 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from lookahead_agent.chat.messages import from_openai
 from lookahead_agent.chat.model import ChatLookahead
+from lookahead_agent.decoding import StepEvent
 from lookahead_agent.engines import background
 from lookahead_agent.generation.backend import ChatReply, GenerateEvent, GenerateRequest, TextDelta
 from lookahead_agent.generation.call_options import CallOptions, SamplingArguments
 from lookahead_agent.policy import POLICIES, PolicyLike, as_policy
 from lookahead_agent.server import ServerSettings
+from lookahead_agent.server.clients import Admission, Client, Clients
 from lookahead_agent.server.errors import RefusedError
+from lookahead_agent.server.health import StallMonitor
+from lookahead_agent.server.models import RunningModels
 from lookahead_agent.server.protocol import ChatRequestBody, CompletionRequestBody
 
 _MAX_NODE = 256
+_ENDED = "the server ended while it generated the reply: the time for its shutdown is over"
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
-
-
-class Admission:
-    """Admission control: `concurrent` replies run, `queue` replies wait, and further ones are refused."""
-
-    def __init__(self, concurrent: int, queue: int) -> None:
-        self._concurrent = concurrent
-        self._queue = queue
-        self._slots = asyncio.Semaphore(concurrent)
-        self._mean_seconds = 1.0
-        self.running = 0  # Replies that are being generated
-        self.waiting = 0  # Replies that wait
-
-    @asynccontextmanager
-    async def slot(self) -> AsyncIterator[None]:
-        """Wait for a slot and hold it while the context lasts; raises RefusedError if the queue is full."""
-        if self.running >= self._concurrent and self.waiting >= self._queue:
-            headers = {"Retry-After": str(math.ceil(self._mean_seconds * (self.waiting + 1) / self._concurrent))}
-            message = f"{self.running} replies are being generated and {self.waiting} wait: try again later"
-            raise RefusedError(429, message, code="queue_full", headers=headers)
-        self.waiting += 1
-        try:
-            await self._slots.acquire()
-        finally:
-            self.waiting -= 1
-        self.running += 1
-        started = time.monotonic()
-        try:
-            yield
-        finally:
-            self.running -= 1
-            self._slots.release()
-            # Moving average of the duration of replies, for the header Retry-After.
-            self._mean_seconds += 0.2 * (time.monotonic() - started - self._mean_seconds)
 
 
 class Metrics:
@@ -135,8 +106,16 @@ class ReplyWriter:
         self.llm = llm
         self.settings = settings
         self.model_name = settings.served_model or llm.model
-        self.admission = Admission(settings.concurrent, settings.queue)
+        self.clients = Clients(settings.api_key)
+        share = settings.concurrent // self.clients.count if self.clients.count > 1 else 1
+        self.admission = Admission(
+            settings.concurrent, settings.queue, share=max(1, share), longest=settings.max_choices
+        )
         self.replies = 0  # Replies that are complete
+        self._models = RunningModels(llm)
+        self._stalls = StallMonitor()
+        self._has_ended = False
+        self._timeouts: set[asyncio.Timeout] = set()  # of the replies that run or wait
         known = [as_policy(policy) for policy in (*POLICIES.values(), *llm.policies.values(), llm.policy)]
         self._policies = {policy.name: policy for policy in known}
         self.metrics = Metrics(frozenset(llm.policies), frozenset(self._policies))
@@ -156,7 +135,7 @@ class ReplyWriter:
         return RefusedError(404, message, param="model", code="model_not_found")
 
     def requests(
-        self, body: ChatRequestBody | CompletionRequestBody, policy: str | None, node: str | None
+        self, body: ChatRequestBody | CompletionRequestBody, client: Client, policy: str | None, node: str | None
     ) -> list[GenerateRequest]:
         """Turn a body into one request per reply; `policy` and `node` are from the headers and override the body's."""
         limits, max_tokens = self.settings, body.max_tokens
@@ -186,7 +165,16 @@ class ReplyWriter:
         first = body.seed
         seeds = [None if first is None else (first + index + 2**63) % 2**64 - 2**63 for index in range(body.n)]
         call_options = [CallOptions.read({**options, "seed": seed}) for seed in seeds]
-        return [self.llm.request(prompt, each) for prompt in prompts for each in call_options]
+        requests = [self.llm.request(prompt, each) for prompt in prompts for each in call_options]
+        salt = client.cache_salt(body.cache_salt)
+        requests = [replace(each, sampling=replace(each.sampling, cache_salt=salt)) for each in requests]
+        self.check_models(requests[0])
+        return requests
+
+    def check_models(self, request: GenerateRequest) -> None:
+        """Raise PolicyError if a request would start models, unless requests may."""
+        if not self.settings.start_models:
+            self._models.check(request.policy)
 
     def _policy(self, name: str | None) -> PolicyLike | None:
         if name is None:
@@ -196,16 +184,45 @@ class ReplyWriter:
         message = f"the server takes a policy's name, such as {', '.join(self._policies)}, and none of a client's own"
         raise RefusedError(400, message, param="policy")
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
+    async def generate(self, request: GenerateRequest, owner: Hashable) -> AsyncGenerator[GenerateEvent, None]:
         """Yield the text deltas and step events of a reply, and finally the reply itself."""
-        async with self.admission.slot():
-            started = time.monotonic()
-            first: float | None = None
+        try:
+            async with asyncio.timeout(0 if self._has_ended else None) as timeout:
+                self._timeouts.add(timeout)
+                async with self.admission.slot(owner), aclosing(self._events(request)) as events:
+                    async for event in events:
+                        yield event
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            raise RefusedError(503, _ENDED, code="shutdown") from None
+        finally:
+            self._timeouts.discard(timeout)
+
+    async def _events(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
+        started = time.monotonic()
+        first: float | None = None
+        limits = [limit for limit in (request.target_timeout, request.stall_timeout) if limit is not None]
+        with self._stalls.watch(min(limits, default=None)) as progress:
             async with aclosing(background.astream(self.llm.backend.generate(request))) as events:
                 async for event in events:
+                    if not isinstance(event, StepEvent):  # the end of a failed reply has some
+                        progress()
                     if isinstance(event, ChatReply):
                         self.replies += 1
                         self.metrics.count_reply(event, time.monotonic() - started, first)
                     elif first is None and isinstance(event, TextDelta):
                         first = time.monotonic() - started
                     yield event
+
+    def end_replies(self) -> None:
+        """End the replies that run or wait, and later ones, with an error: the time for a shutdown is over."""
+        self._has_ended = True
+        for timeout in self._timeouts:
+            timeout.reschedule(0)
+
+    def failure(self) -> str | None:
+        """Return why the target cannot write replies, as far as is known without a request to it, else None."""
+        if not self.llm.backend.healthy():
+            return "the target's process has ended"
+        return "the target gives no token" if self._stalls.is_stalled else None

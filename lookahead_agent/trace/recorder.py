@@ -7,7 +7,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -31,9 +31,15 @@ _CONTEXT, _PROPOSED = 2, 4  # Tokens that a prompt lookup matches, and draft tok
 
 
 def replies(response: LLMResult) -> Iterator[tuple[AIMessage, dict[str, Any]]]:
-    """Yield the replies of a `ChatLookahead` in a callback's result, each with its `lookahead` metadata."""
+    """Yield the replies that a `ChatLookahead` wrote for a call, each with its `lookahead` metadata.
+
+    Replies from LangChain's cache are left out: their metadata are those of the call that wrote them.
+    """
     for message in messages_of(response):
-        if "lookahead" in message.response_metadata:
+        # LangChain states the cost of replies from its cache, and only theirs.
+        usage: Mapping[str, Any] = message.usage_metadata or {}
+        is_cached = usage.get("total_cost") == 0
+        if "lookahead" in message.response_metadata and not is_cached:
             yield message, message.response_metadata["lookahead"]
 
 
@@ -69,6 +75,9 @@ class RunRecorder(BaseCallbackHandler):
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """Discard the prompt of a failed reply."""
+        self._discard_prompt(run_id)
+
+    def _discard_prompt(self, run_id: UUID) -> None:
         with self._lock:
             self._prompts.pop(run_id, None)
 
@@ -151,6 +160,7 @@ class TraceRecorder(RunRecorder):
             calls = [{"name": call["name"], "args": call["args"]} for call in message.tool_calls]
             row = {"type": "reply", "at": self.elapsed(), "text": message.text, "tool_calls": calls}
             self._add({**row, "usage": message.usage_metadata, **self._of_prompt(run_id, message), **figures})
+        self._discard_prompt(run_id)  # of a cached reply, or of another model
 
     def _add(self, row: Row) -> None:
         with self._lock:

@@ -10,7 +10,9 @@ from typing import Any, Protocol
 
 import httpx
 
+from lookahead_agent.decoding.foreign import call_part
 from lookahead_agent.decoding.verifier import StepPair, Verdict, Verifier
+from lookahead_agent.engines.background import describe, is_cancelled
 from lookahead_agent.engines.servers import RemoteModel, Server
 from lookahead_agent.errors import EngineError, ModelError, extra_imports
 
@@ -36,9 +38,10 @@ class EmbeddingVerifier:
 
     async def verify(self, pair: StepPair) -> Verdict:
         """Judge one pair."""
-        similarity = await self.embedder.similarity(pair.draft.text.strip(), pair.target.text.strip())
-        if self.judge is not None and self.judge_from <= similarity < self.threshold:
-            return await self.judge.verify(pair)
+        draft, target, judge = pair.draft.text.strip(), pair.target.text.strip(), self.judge
+        similarity = await call_part(self.embedder, lambda: self.embedder.similarity(draft, target))
+        if judge is not None and self.judge_from <= similarity < self.threshold:
+            return await call_part(judge, lambda: judge.verify(pair))
         return Verdict(similarity >= self.threshold, "similarity", similarity)
 
 
@@ -70,10 +73,14 @@ class _BatchingEmbedder(ABC):
             batch, self._waiting = self._waiting, []
             try:
                 values = await self.compare([text for pair, _ in batch for text in pair])
-            except Exception as error:
+                if len(values) != len(batch):
+                    raise EngineError(f"the embedding model compared {len(values)} of {len(batch)} pairs")
+            except BaseException as error:  # whatever a model's library raises, each caller gets an answer
                 for _, result in batch:
                     if not result.done():
-                        result.set_exception(error)
+                        result.set_exception(error if isinstance(error, Exception) else EngineError(describe(error)))
+                if is_cancelled():
+                    raise
                 continue
             self.batches += 1
             for (_, result), value in zip(batch, values, strict=True):

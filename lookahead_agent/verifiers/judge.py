@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import httpx
 
+from lookahead_agent.decoding.foreign import call_part
 from lookahead_agent.decoding.verifier import StepPair, Verdict
 from lookahead_agent.engines.protocol import Engine, top_logprobs
 from lookahead_agent.engines.servers import RemoteModel, Server
@@ -61,15 +62,18 @@ class JudgeVerifier:
     async def p_aligned(self, pair: StepPair) -> float:
         """Return p(aligned), in [0, 1]; EngineError if the judge answers neither yes nor no."""
         try:
-            answers = await self.model.first_token_probabilities(_messages(pair, pair.question))
+            answers = await self._ask(pair, pair.question)
         except ContextLengthError:
             end = pair.question[-_QUESTION_TAIL:]
             question = end if end == pair.question else f"…{end}"
-            answers = await self.model.first_token_probabilities(_messages(pair, question))
+            answers = await self._ask(pair, question)
         yes, no = (sum(p for text, p in answers.items() if text.strip().lower() == word) for word in ("yes", "no"))
         if yes + no == 0.0:
             raise EngineError("the judge answered neither yes nor no")
         return yes / (yes + no)
+
+    async def _ask(self, pair: StepPair, question: str) -> Mapping[str, float]:
+        return await call_part(self.model, lambda: self.model.first_token_probabilities(_messages(pair, question)))
 
 
 def _messages(pair: StepPair, question: str) -> Messages:

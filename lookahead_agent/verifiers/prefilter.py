@@ -1,5 +1,6 @@
 """Checks that need no model: equal texts are accepted, different results and false arithmetic are rejected."""
 
+from lookahead_agent.decoding.foreign import call_part
 from lookahead_agent.decoding.verifier import PartialStep, StepPair, Verdict, Verifier
 from lookahead_agent.verifiers.arithmetic import false_only_in
 from lookahead_agent.verifiers.results import different_results, numbers, numbers_so_far
@@ -28,7 +29,7 @@ class PrefilterVerifier:
             return Verdict(True, "same text")
         if self._same_results and (reason := rejection(draft, target)) is not None:
             return Verdict(False, reason)
-        return await self._verifier.verify(pair)
+        return await call_part(self._verifier, lambda: self._verifier.verify(pair))
 
     def refutes(self, draft: PartialStep, target: PartialStep) -> bool:
         """Whether the target's step has a number that the draft's complete step lacks."""

@@ -18,14 +18,31 @@ from tests.integration.tiny_models import make_pair
 logging.getLogger("lookahead_agent").setLevel(logging.INFO)
 
 # A few rounds of requests touch all of so small a KV cache: a test of memory growth needs no engine of its own.
-TINY_ENGINE = {"dtype": "float32", "kv_cache_memory_bytes": 1 << 25, "max_model_len": 1024}
+TINY_ENGINE = {"dtype": "float32", "kv_cache_memory_bytes": 1 << 25, "max_model_len": 2048}
 
 
 # Test files that share the tiny pair's engines; one xdist worker runs them all.
-SHARE_TINY = frozenset({"lossless", "token_speculation", "tiny_pair", "forms", "streams", "synthetic", "remote"})
+SHARE_TINY = frozenset(
+    {
+        "bench",
+        "calibrate",
+        "draft_verifiers",
+        "estimate",
+        "forms",
+        "lossless",
+        "remote",
+        "standard",
+        "streams",
+        "synthetic",
+        "template_prefixes",
+        "tiny_pair",
+        "token_speculation",
+        "two_tokenizers",
+    }
+)
 TINY = "tiny"
 # Groups of tests that take minutes, longest first: a late start of one would leave the other workers idle.
-LONGEST = (TINY, "precision", "processes", "crash_report", "sampling", "daemon", "bench", "estimate", "serve")
+LONGEST = (TINY, "crash_report", "precision", "processes", "sampling", "daemon", "serve")
 CALLS = ("invoke", "ainvoke", "stream", "astream")
 # The property of LangChain's standard suite that enables a test, where the test's name does not give it.
 PROPERTIES = {
@@ -76,10 +93,12 @@ def _rank(item: pytest.Item) -> int:
 
 
 def _is_unsupported(item: pytest.Item) -> bool:
-    """Whether a test of LangChain's standard suite needs a feature that its class declares unsupported."""
+    """Whether a test of LangChain's standard suite needs a feature or a model that its class does not have."""
     suite, name = getattr(item, "cls", None), getattr(item, "originalname", item.name)
     if not hasattr(suite, "supports_model_override"):
         return False
+    if not getattr(suite, "runs", lambda name: True)(name):
+        return True
     return not getattr(suite(), PROPERTIES.get(name, name.replace("test_", "supports_", 1)), True)
 
 

@@ -23,6 +23,7 @@ def results(file: Path) -> list[Sample]:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.usefixtures("tiny")  # the second run shares its engines
 def test_interrupted_benchmark_leaves_no_process_and_the_next_run_completes_it(
     tiny_pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,9 +1,8 @@
-"""`estimate` on a tiny pair in real vLLM, once in a subprocess."""
+"""`estimate` on a tiny pair in real vLLM."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from tests.integration.command_line import command, run_in_process
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.usefixtures("tiny")  # the second run shares its engines
 def test_estimate_measures_costs_on_dummy_weights_and_acceptance_on_the_models(
     tiny_pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -28,9 +28,9 @@ def test_estimate_measures_costs_on_dummy_weights_and_acceptance_on_the_models(
     costs = tmp_path / "costs.json"
     acceptance = ["--alpha", "0.7", "--token-alpha", "0.8", "--step-tokens", "20"]
     argv = command((bare[0], bare[1]), "estimate", "--dummy-weights", *acceptance, "--costs", str(costs), "--json")
-    process = subprocess.run(argv, capture_output=True, text=True, timeout=600, check=False)
-    assert process.returncode == 0, process.stderr
-    estimated = json.loads(process.stdout)
+    first = run_in_process(argv, capsys)
+    assert first.returncode == 0, first.stderr
+    estimated = json.loads(first.stdout)
     assert {setting["mode"] for setting in estimated["settings"]} == {
         "off",
         "sd",

@@ -18,7 +18,6 @@ from langchain_core.tools import BaseTool
 
 from lookahead_agent.agents.prompts import describe_tools
 from lookahead_agent.agents.tool_sources import open_tools
-from lookahead_agent.errors import ConfigurationError
 
 SERVER = Path(__file__).with_name("mcp_server.py")
 
@@ -74,7 +73,8 @@ def test_call_to_a_server_that_exits_returns_an_error_message(servers: Path) -> 
         for name, arguments in (("end", {}), ("price", {"item": "tea"})):
             message = call(named[name], **arguments)
             assert message.status == "error"
-            assert message.text == "the MCP server 'shop' did not carry out the call: Connection closed"
+            unknown = "the MCP server 'shop' gave no result, and may have carried out the call: Connection closed"
+            assert message.text == unknown
 
 
 @pytest.mark.parametrize(
@@ -98,15 +98,19 @@ def test_running_server_is_reached_over_http(transport: str, path: str, entry: d
                 process.kill()
                 process.wait()
                 unreachable = call(named["stock_add"], a=1, b=2)
-                assert (unreachable.status, "'shop' did not carry out the call" in unreachable.text) == ("error", True)
+                assert (unreachable.status, "'shop' gave no result, and may have carried out" in unreachable.text) == (
+                    "error",
+                    True,
+                )
         finally:
             process.kill()
 
 
-def test_tool_name_of_two_servers_raises_a_configuration_error(servers: Path) -> None:
+def test_tools_of_two_servers_with_equal_names_are_named_after_their_servers(servers: Path) -> None:
     shop = json.loads(servers.read_text())["mcpServers"]["shop"]
     servers.write_text(json.dumps({"mcpServers": {"shop": shop, "other": shop}}))
-    clash = "two tools are called price, of the MCP server 'shop' and of the MCP server 'other'"
-    with pytest.raises(ConfigurationError, match=clash), open_tools([], servers):
-        pass
+    with open_tools([], servers) as tools:
+        named = {tool.name: tool for tool in tools}
+        assert len(tools) == 8
+        assert call(named["other_price"], item="tea").text == "tea: 3.50 (shop, EUR)"
     assert server_processes() == []

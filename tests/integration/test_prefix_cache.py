@@ -8,12 +8,14 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.engines import background
+from lookahead_agent.engines.vllm_engine import VLLMEngine
 from lookahead_agent.generation.call_options import CallOptions
 from lookahead_agent.generation.server_backend import RUNTIME_DIR_VARIABLE
 from lookahead_agent.server.daemon import private_dir
@@ -50,30 +52,43 @@ def pair(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory)
     return folders
 
 
+@pytest.fixture(scope="module")
+def fields(pair: list[str]) -> dict[str, Any]:
+    """Fields of chat models that share one engine: the target, which reads prompts with its draft model."""
+    # An operation other than the default one, which `test_vllm_engine.py` tests; it does not affect what is read.
+    arguments = TINY_ENGINE | {"ir_op_priority": {"rms_norm": ["native"]}}
+    return {
+        "model": pair[0],
+        "draft_model": pair[1],
+        "policy": "off",
+        "token_speculation": "draft_model",
+        "max_tokens": 8,
+        "temperature": 0,
+        "engine_args": arguments,
+    }
+
+
 @pytest.fixture(scope="module", autouse=True)
-def target_only(pair: list[str]) -> Iterator[None]:
-    """The target without a draft; later models of the same configuration share its engine."""
-    with ChatLookahead(
-        model=pair[0], draft_model=None, policy="off", token_speculation="none", engine_args=TINY_ENGINE
-    ) as llm:
+def running(fields: dict[str, Any]) -> Iterator[ChatLookahead]:
+    """Keeps the engine running."""
+    with ChatLookahead(**fields) as llm:
         llm.start()
-        yield
+        yield llm
 
 
-def test_interleaved_conversations_prefill_only_new_tokens(pair: list[str]) -> None:
+def test_argument_overrides_the_default_operation(running: ChatLookahead) -> None:
+    engines = running.backend.running
+    assert engines is not None
+    assert isinstance(engines.target, VLLMEngine)
+    assert engines.target._llm.vllm_config.kernel_config.ir_op_priority.rms_norm[0] == "native"
+
+
+def test_interleaved_conversations_prefill_only_new_tokens(fields: dict[str, Any]) -> None:
     rng = random.Random(5)
     conversations: list[list[BaseMessage]] = [[] for _ in range(8)]
     known, ended = [0] * 8, [True] * 8
     read = new = turns = 0
-    with ChatLookahead(
-        model=pair[0],
-        draft_model=pair[1],
-        policy="off",
-        token_speculation="draft_model",
-        temperature=1.0,
-        max_tokens=100,
-        engine_args=TINY_ENGINE,
-    ) as llm:
+    with ChatLookahead(**fields | {"temperature": 1.0, "max_tokens": 100}) as llm:
         tokenizer = llm.backend.tokenizer()
         # Only ASCII tokens, so that the text of a reply shows all of its tokens.
         texts = {token: tokenizer.decode([token]) for token in range(tokenizer.size)}
@@ -100,30 +115,27 @@ def test_interleaved_conversations_prefill_only_new_tokens(pair: list[str]) -> N
     assert read <= new + turns * BLOCK
 
 
-@pytest.mark.parametrize("fields", [{"policy": "off", "token_speculation": "none"}, {"policy": "exact:depth=2"}])
-def test_warmed_prompt_is_in_the_prefix_cache(pair: list[str], fields: dict[str, str]) -> None:
+def test_warmed_prompt_is_in_the_prefix_cache(fields: dict[str, Any]) -> None:
+    """`test_template_prefixes.py` tests a draft with an engine of its own."""
     prefix = [SystemMessage("".join(random.Random(8).choices(WORDS, k=200))), HumanMessage("")]
-    with ChatLookahead(
-        model=pair[0], draft_model=pair[1], temperature=0, max_tokens=8, engine_args=TINY_ENGINE, **fields
-    ) as llm:
+    # The other context length is of no engine here, so this model has the running engine, and starts it itself.
+    with ChatLookahead(**fields, draft_engine_args={"max_model_len": 512}) as llm:
         llm.warm(prefix)
         assert llm.backend.running is None, "`warm` starts no engine"
         llm.start()
         engines = llm.backend.running
         assert engines is not None
-        warmer, expected = engines.warmer, 1 if engines.draft is None else 2
-        background.run(wait_until(lambda: len(warmer.known) == expected and warmer.reading is None))
-        reply = llm.invoke([prefix[0], HumanMessage(" apples")])
-        usage, prompts = reply.usage_metadata, reply.response_metadata["lookahead"]["prompt_tokens"]
+        warmer = engines.warmer
+        background.run(wait_until(lambda: len(warmer.known) == 1 and warmer.reading is None))
+        usage = llm.invoke([prefix[0], HumanMessage(" apples")]).usage_metadata
         assert usage is not None
         least = usage["input_tokens"] - 2 * BLOCK
         assert least > 100
         assert usage["input_token_details"]["cache_read"] >= least
-        assert engines.draft is None or prompts["draft"]["cached"] >= least
 
 
 def test_engines_of_the_daemon_prefill_prompts_that_clients_warm(
-    pair: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fields: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(RUNTIME_DIR_VARIABLE, str(tmp_path / "run"))
     private_dir()
@@ -133,9 +145,7 @@ def test_engines_of_the_daemon_prefill_prompts_that_clients_warm(
     prefix = SystemMessage("".join(random.Random(10).choices(WORDS, k=200)))
     client.warm([prefix, HumanMessage("")])  # without a daemon this is no error
     with (
-        ChatLookahead(
-            model=pair[0], policy="off", token_speculation="none", engine_args=TINY_ENGINE, use_daemon=False
-        ) as llm,
+        ChatLookahead(**fields, use_daemon=False) as llm,
         serving_private_api(llm, client.backend.runtime.spec.digest),
     ):
         engines = llm.backend.running
@@ -148,11 +158,9 @@ def test_engines_of_the_daemon_prefill_prompts_that_clients_warm(
         assert usage["input_token_details"]["cache_read"] >= usage["input_tokens"] - 2 * BLOCK > 100
 
 
-def test_reply_during_warming_is_unchanged_and_the_prompt_is_cached_later(pair: list[str]) -> None:
+def test_reply_during_warming_is_unchanged_and_the_prompt_is_cached_later(fields: dict[str, Any]) -> None:
     long = HumanMessage("".join(random.Random(9).choices(WORDS, k=900)))
-    with ChatLookahead(
-        model=pair[0], policy="off", draft_model=None, temperature=0, max_tokens=8, engine_args=TINY_ENGINE
-    ) as llm:
+    with ChatLookahead(**fields) as llm:
         expected = llm.invoke(" apples")
         engines = llm.backend.running
         assert engines is not None

@@ -22,13 +22,16 @@ from lookahead_agent.engines import background
 from lookahead_agent.engines.processes import end_processes
 from lookahead_agent.engines.protocol import top_logprobs
 from lookahead_agent.errors import EngineError
-from tests.integration.conftest import descendants
+from lookahead_agent.verifiers.judge import RemoteJudge
+from tests.integration.conftest import TINY_ENGINE, descendants
 from tests.integration.servers import TINY, free_port, vllm_server, wait_until_healthy
 from tests.integration.tiny_models import questions
 from tests.waiting import wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 QUESTION = "A two and three makes five apples?"
+MANY = questions(12, seed=1)
+"""Questions for which target and draft write some equal steps and some others."""
 
 
 @dataclass
@@ -150,6 +153,55 @@ async def test_cancelled_call_ends_the_requests_of_both_servers(pair: ServerPair
         await wait_until(lambda: requests_in(pair.target_port) == requests_in(pair.draft_port) == 0)
 
 
+def judged(pair: ServerPair, judge_port: int) -> ChatLookahead:
+    """The tiny pair, with the engines of `tiny`, and the target's server as the judge."""
+    return ChatLookahead(
+        model=str(pair.target),
+        draft_model=str(pair.draft),
+        judge_model=str(pair.target),
+        judge_url=f"http://127.0.0.1:{judge_port}/v1",
+        depth=4,
+        token_speculation="none",
+        temperature=0,
+        max_tokens=96,
+        engine_args=TINY_ENGINE,
+        draft_engine_args=TINY_ENGINE,
+        return_token_ids=True,
+        max_retries=0,
+    )
+
+
+def judge_policy(p_aligned: float) -> dict[str, Any]:
+    return {"verifier": "judge", "same_numbers": False, "p_aligned": p_aligned, "synchronous": True}
+
+
+@pytest.mark.usefixtures("tiny")
+def test_judge_behind_a_server_answers_with_probabilities(pair: ServerPair) -> None:
+    with judged(pair, pair.target_port) as llm:
+        llm.start()
+        assert llm.backend.running is not None
+        judge = llm.backend.running.judge
+        assert isinstance(judge, RemoteJudge)
+        messages = [{"role": "user", "content": QUESTION}]
+        probabilities = background.run(judge.first_token_probabilities(messages))
+        assert len(probabilities) > 10
+        assert 0.1 < sum(probabilities.values()) <= 1.0001
+
+
+def assert_judge_is_missed(llm: ChatLookahead, tiny: ChatLookahead) -> None:
+    """Replies are the target's, and those with steps that differ say why no judge compares them."""
+    replies = llm.batch(MANY, policy=judge_policy(1.0))
+    assert [reply.text for reply in replies] == [reply.text for reply in tiny.batch(MANY, policy="off")]
+    reasons = [reason for reply in replies if (reason := metadata(reply)["speculation_disabled"]) is not None]
+    assert reasons
+    assert all("the judge at" in reason for reason in reasons), reasons
+
+
+def test_unreachable_judge_disables_speculation(pair: ServerPair, tiny: ChatLookahead) -> None:
+    with judged(pair, free_port()) as llm:
+        assert_judge_is_missed(llm, tiny)
+
+
 def requests_in(port: int) -> float:
     """Running and waiting requests by the metrics of vLLM's server."""
     text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
@@ -190,8 +242,10 @@ def test_killed_draft_server_leaves_the_targets_reply_and_is_used_again_later(pa
             assert sum(metadata(recovered)["tokens"]["draft"].values()) > 0
 
 
-def test_killed_target_server_raises_one_clear_error(pair: ServerPair) -> None:
-    with pair.llm() as llm:
+def test_killed_target_server_raises_one_clear_error(pair: ServerPair, tiny: ChatLookahead) -> None:
+    """The server is also another model's judge, whose reply is then the target's."""
+    with pair.llm() as llm, judged(pair, pair.target_port) as judged_llm:
+        judged_llm.start()
         with pytest.raises(EngineError, match=r"the target at http://127\.0\.0\.1:"):
             stream_and_kill(llm, lambda: pair.kill(pair.target_port))
         engines = llm.backend.runtime.running  # type: ignore[union-attr]
@@ -200,3 +254,4 @@ def test_killed_target_server_raises_one_clear_error(pair: ServerPair) -> None:
         assert not llm.backend.healthy()
         with pytest.raises(EngineError, match="cannot be reached"):
             llm.invoke(QUESTION)
+        assert_judge_is_missed(judged_llm, tiny)

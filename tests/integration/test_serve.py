@@ -21,8 +21,8 @@ from tests.integration.conftest import descendants
 from tests.integration.servers import free_port
 
 
-def serve(pair: tuple[Path, Path], port: int) -> subprocess.Popen[str]:
-    options = ["--port", str(port), "--served-model", "tiny", "--node-policy", "planner=exact", "--policy", "fast"]
+def serve(pair: tuple[Path, Path], port: int, *policies: str) -> subprocess.Popen[str]:
+    options = ["--port", str(port), "--served-model", "tiny", *policies]
     environment = {**os.environ, "LOOKAHEAD_SERVER_KEY": "secret"}
     return subprocess.Popen(
         command(pair, "serve", *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
@@ -33,7 +33,7 @@ def serve(pair: tuple[Path, Path], port: int) -> subprocess.Popen[str]:
 async def test_serve_applies_node_policies_and_finishes_replies_on_sigterm(tiny_pair: tuple[Path, Path]) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    process = serve(tiny_pair, port)
+    process = serve(tiny_pair, port, "--node-policy", "planner=exact", "--policy", "fast")
     try:
         assert process.stderr is not None
         lines = []
@@ -87,7 +87,7 @@ def test_server_killed_during_a_reply_raises_one_clear_error_and_leaves_no_engin
     tiny_pair: tuple[Path, Path],
 ) -> None:
     port = free_port()
-    process = serve(tiny_pair, port)
+    process = serve(tiny_pair, port, "--policy", "off")
     try:
         assert process.stderr is not None
         while "Serving on" not in process.stderr.readline():

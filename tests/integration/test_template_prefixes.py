@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+import random
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.tools import BaseTool, tool
 from langgraph.checkpoint.memory import InMemorySaver
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.agents.templates import template
+from lookahead_agent.engines import background
 from lookahead_agent.engines.protocol import Delta, Engine, Sampling
-from lookahead_agent.engines.vllm_config import VLLMConfig, as_arguments
 from lookahead_agent.engines.vllm_engine import VLLMEngine
 from lookahead_agent.runtime.engine_set import EngineSet
 from tests.integration.conftest import TINY_ENGINE
+from tests.integration.tiny_models import WORDS
+from tests.waiting import wait_until
 
 BLOCK = 32
-ARGUMENTS = TINY_ENGINE | {"max_model_len": 2048, "kv_cache_memory_bytes": 1 << 28}
-# An operation other than the default one; it does not affect which tokens are read.
-ARGUMENTS |= {"ir_op_priority": {"rms_norm": ["native"]}}
+"""Tokens in a block of vLLM's cache on a CPU; the engine reads a partial block again."""
 
 
 class RecordingEngine:
@@ -49,13 +50,6 @@ class RecordingEngine:
                 yield delta
 
 
-@pytest.fixture(scope="module")
-def engine(tiny_pair: tuple[Path, Path]) -> Iterator[VLLMEngine]:
-    engine = VLLMEngine(VLLMConfig(tiny_pair[0], "0", as_arguments(ARGUMENTS)))
-    yield engine
-    engine.close()
-
-
 @tool
 def count(word: str) -> str:
     """Count the letters of a word."""
@@ -70,11 +64,6 @@ def build(name: str, llm: ChatLookahead) -> Any:
     return builder(llm, {"counter": tools} if name == "supervisor" else tools, InMemorySaver())
 
 
-def test_ir_op_priority_overrides_the_default_operation(engine: VLLMEngine) -> None:
-    """`test_vllm_engine.py` tests the default."""
-    assert engine._llm.vllm_config.kernel_config.ir_op_priority.rms_norm[0] == "native"
-
-
 def common(first: Sequence[int], second: Sequence[int]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
@@ -83,7 +72,10 @@ def common(first: Sequence[int], second: Sequence[int]) -> int:
 @pytest.mark.parametrize(
     "name", ["react", "plan_execute", "rewoo", "llm_compiler", "supervisor", "reflection", "self_consistency"]
 )
-def test_turns_of_every_template_prefill_only_new_tokens(name: str, engine: VLLMEngine) -> None:
+def test_turns_of_every_template_prefill_only_new_tokens(name: str, tiny: ChatLookahead) -> None:
+    assert tiny.backend.running is not None
+    engine = tiny.backend.running.target
+    assert isinstance(engine, VLLMEngine)
     recording = RecordingEngine(engine)
     llm = ChatLookahead(
         engines=EngineSet(cast(Engine, recording)),
@@ -100,3 +92,33 @@ def test_turns_of_every_template_prefill_only_new_tokens(name: str, engine: VLLM
         known = max((common(prompt, [*p, *reply[:-1]]) for p, _, reply, _ in recording.requests[:ended]), default=0)
         assert cached > min(known, len(prompt) - 1) - BLOCK, f"request {at} of {name}"
     assert sum(cached for _, cached, _, _ in recording.requests) > 0
+
+
+@pytest.mark.usefixtures("tiny")
+def test_target_and_draft_read_a_warmed_prompt_ahead(tiny_pair: tuple[Path, Path]) -> None:
+    """`test_prefix_cache.py` tests the target alone."""
+    prefix = [SystemMessage("".join(random.Random(8).choices(WORDS, k=200))), HumanMessage("")]
+    with ChatLookahead(
+        model=str(tiny_pair[0]),
+        draft_model=str(tiny_pair[1]),
+        policy="exact:depth=2",
+        token_speculation="none",
+        temperature=0,
+        max_tokens=8,
+        engine_args=TINY_ENGINE,
+        draft_engine_args=TINY_ENGINE,
+    ) as llm:
+        llm.warm(prefix)
+        llm.start()
+        engines = llm.backend.running
+        assert engines is not None
+        assert engines.draft is not None
+        warmer = engines.warmer
+        background.run(wait_until(lambda: len(warmer.known) == 2 and warmer.reading is None))
+        reply = llm.invoke([prefix[0], HumanMessage(" apples")])
+        usage, prompts = reply.usage_metadata, reply.response_metadata["lookahead"]["prompt_tokens"]
+        assert usage is not None
+        least = usage["input_tokens"] - 2 * BLOCK
+        assert least > 100
+        assert usage["input_token_details"]["cache_read"] >= least
+        assert prompts["draft"]["cached"] >= least

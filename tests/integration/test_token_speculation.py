@@ -20,13 +20,33 @@ from tests.integration.tiny_models import questions
 QUESTIONS = questions(8, seed=21)
 
 
-@pytest.mark.parametrize("method", ["ngram", "draft_model", "shared_draft"])
-def test_token_speculation_is_lossless(tiny: ChatLookahead, tiny_pair: tuple[Path, Path], method: str) -> None:
+def assert_lossless(llm: ChatLookahead, target_ids: list[list[int]]) -> None:
+    """Compare the replies to `QUESTIONS` with the target's, without and with draft steps."""
+    # The synchronous target waits for its draft, so some draft steps are accepted on any machine.
+    for policy in ("off", "exact", "exact:synchronous=true"):
+        replies = [message.response_metadata for message in llm.batch(QUESTIONS, policy=policy)]
+        assert [reply["token_ids"] for reply in replies] == target_ids, policy
+    assert sum(reply["lookahead"]["accepted"] for reply in replies) > 0
+
+
+def method_of(llm: ChatLookahead, target: Path) -> str:
+    """vLLM's name for the target's token speculation."""
+    assert llm.backend.runtime is not None
+    (config,) = (held for held in llm.backend.runtime.launcher.held if held.model == target)
+    method: str = dict(config.arguments)["speculative_config"]["method"]
+    return method
+
+
+@pytest.mark.parametrize(("method", "name"), [("ngram", "ngram"), ("shared_draft", "custom_class")])
+def test_token_speculation_is_lossless(
+    tiny: ChatLookahead, tiny_pair: tuple[Path, Path], method: str, name: str
+) -> None:
     target_ids = [message.response_metadata["token_ids"] for message in tiny.batch(QUESTIONS, policy="off")]
     with ChatLookahead(
         model=str(tiny_pair[0]),
         draft_model=str(tiny_pair[1]),
         policy="exact",
+        depth=4,  # else the target would be started once alone and once beside the draft
         temperature=0,
         max_tokens=96,
         token_speculation=method,
@@ -34,23 +54,17 @@ def test_token_speculation_is_lossless(tiny: ChatLookahead, tiny_pair: tuple[Pat
         draft_engine_args=TINY_ENGINE,
         return_token_ids=True,
     ) as llm:
-        # The synchronous target waits for its draft, so some draft steps are accepted on any machine.
-        for policy in ("off", "exact", "exact:synchronous=true"):
-            replies = [message.response_metadata for message in llm.batch(QUESTIONS, policy=policy)]
-            assert [reply["token_ids"] for reply in replies] == target_ids, policy
-        assert sum(reply["lookahead"]["accepted"] for reply in replies) > 0
-        assert llm.backend.runtime is not None
-        (target,) = (held for held in llm.backend.runtime.launcher.held if held.model == tiny_pair[0])
-        assert dict(target.arguments)["speculative_config"]["method"] == {"shared_draft": "custom_class"}.get(
-            method, method
-        )
+        assert_lossless(llm, target_ids)
+        assert method_of(llm, tiny_pair[0]) == name
         if method == "shared_draft":
             speculative = [message.response_metadata for message in llm.batch(QUESTIONS, policy="off")]
             assert [reply["token_ids"] for reply in speculative] == target_ids
             assert sum(reply["lookahead"]["tokens"]["draft"]["speculative"] for reply in speculative) > 0
 
 
-def test_draft_pauses_under_load_and_skips_unread_prompts(tiny: ChatLookahead, tiny_pair: tuple[Path, Path]) -> None:
+def test_draft_model_is_lossless_pauses_under_load_and_skips_unread_prompts(
+    tiny: ChatLookahead, tiny_pair: tuple[Path, Path]
+) -> None:
     """The draft proposes tokens for one reply, none for four concurrent ones, and none after unread tokens."""
     *long, unread = [
         question * 12 for question in questions(8, seed=22)
@@ -60,7 +74,8 @@ def test_draft_pauses_under_load_and_skips_unread_prompts(tiny: ChatLookahead, t
     with ChatLookahead(
         model=str(tiny_pair[0]),
         draft_model=str(tiny_pair[1]),
-        policy="off",
+        policy="exact",
+        depth=4,
         temperature=0,
         max_tokens=96,
         token_speculation={
@@ -69,8 +84,11 @@ def test_draft_pauses_under_load_and_skips_unread_prompts(tiny: ChatLookahead, t
             "num_speculative_tokens_per_batch_size": [[1, 3, 2], [4, 32, 0]],
         },
         engine_args=TINY_ENGINE,
+        draft_engine_args=TINY_ENGINE,
         return_token_ids=True,
     ) as llm:
+        assert_lossless(llm, target_ids[: len(QUESTIONS)])
+        assert method_of(llm, tiny_pair[0]) == "draft_model"
 
         async def deltas(question: str, max_tokens: int, *, drafted: bool = True) -> AsyncGenerator[Delta, None]:
             async with llm.backend.engines(as_policy("off")) as engines:
@@ -98,7 +116,7 @@ def test_draft_pauses_under_load_and_skips_unread_prompts(tiny: ChatLookahead, t
                 await asyncio.gather(*(anext(other) for other in running))  # all replies still run
 
         assert background.run(events_per_token(long[0])) < 0.6, "draft tokens were accepted"
-        batched = [message.response_metadata["token_ids"] for message in llm.batch(prompts[:8])]
+        batched = [message.response_metadata["token_ids"] for message in llm.batch(prompts[:8], policy="off")]
         assert batched == target_ids[:8]
         background.run(prefill_under_load(long[1:-1]))
         for question in long[1:-1]:
@@ -109,12 +127,12 @@ def test_draft_pauses_under_load_and_skips_unread_prompts(tiny: ChatLookahead, t
         assert background.run(events_per_token(unread)) > 0.8, "the draft has not read that prompt"
 
         sampled = [{"temperature": 0.7, "seed": number} for number in range(6)]
-        metadata = [llm.invoke(QUESTIONS[0], **each).response_metadata for each in sampled]
+        metadata = [llm.invoke(QUESTIONS[0], policy="off", **each).response_metadata for each in sampled]
 
         async def concurrently() -> list[AIMessage]:
-            return await asyncio.gather(*(llm.ainvoke(QUESTIONS[0], **each) for each in sampled))
+            return await asyncio.gather(*(llm.ainvoke(QUESTIONS[0], policy="off", **each) for each in sampled))
 
         ids = [message.response_metadata["token_ids"] for message in asyncio.run(concurrently())]
         assert ids == [entry["token_ids"] for entry in metadata], "a seed determines a reply in any batch"
-        other = llm.invoke(QUESTIONS[0], temperature=0.7).response_metadata
+        other = llm.invoke(QUESTIONS[0], policy="off", temperature=0.7).response_metadata
         assert other["lookahead"]["target_forward_passes"] < len(other["token_ids"]), "draft tokens were accepted"

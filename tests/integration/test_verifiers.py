@@ -1,4 +1,4 @@
-"""Verifiers on real models: batched embeddings, and the target's scores and likelihoods."""
+"""Verifiers on real models: batched embeddings, and the target's scores."""
 
 from __future__ import annotations
 
@@ -42,22 +42,11 @@ def test_folder_without_a_model_raises_a_model_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("policy", ["score:score=0", "likelihood:likelihood=-50"])
-def test_draft_first_verifiers_accept_draft_steps(real: ChatLookahead, policy: str) -> None:
-    metadata = real.invoke(PROBLEMS[0], policy=policy, max_tokens=64).response_metadata["lookahead"]
+def test_score_verifier_accepts_draft_steps(real: ChatLookahead) -> None:
+    """`test_draft_verifiers.py` tests the verifiers for which the text does not matter."""
+    metadata = real.invoke(PROBLEMS[0], policy="score:score=0", max_tokens=64).response_metadata["lookahead"]
     assert metadata["speculation_disabled"] is None
     assert metadata["accepted"] > 0
     assert metadata["judge_calls"] >= metadata["accepted"]
-    with_defaults = real.invoke(PROBLEMS[0], policy=policy.split(":")[0] + ":depth=1", max_tokens=16)
+    with_defaults = real.invoke(PROBLEMS[0], policy="score:depth=1", max_tokens=16)
     assert with_defaults.response_metadata["lookahead"]["speculation_disabled"] is None
-
-
-@pytest.mark.timeout(1200)
-def test_draft_tree_drops_one_of_two_candidates(real: ChatLookahead) -> None:
-    # The models decide whether steps are equivalent, so this verifier accepts every pair.
-    policy = "random:probability=1:width=2:depth=2"
-    metadata = real.invoke(PROBLEMS[0], policy=policy, max_tokens=64).response_metadata["lookahead"]
-    assert metadata["speculation_disabled"] is None
-    assert metadata["accepted"] > 0
-    token_counts = metadata["tokens"]["draft"]
-    assert token_counts["rejected"] + token_counts["aborted"] > 0, "one of two candidates is dropped"

@@ -19,21 +19,32 @@ TEMPLATE = (
 
 def make_pair(folder: Path, seed: int = 0) -> tuple[Path, Path]:
     """Write the pair in float32 and return the folders of target and draft."""
+    tokenizer = _tokenizer(WORDS)
+    return _save_pair(_speaker(tokenizer, WORDS, seed), tokenizer, folder, difference=0.005)
+
+
+def make_other_draft(folder: Path, seed: int = 2) -> Path:
+    """Write a draft with another tokenizer: half of the words are several of its tokens."""
+    words = WORDS[::2]
+    tokenizer = _tokenizer(words)
+    _save(_speaker(tokenizer, words, seed), tokenizer, folder)
+    return folder
+
+
+def _speaker(tokenizer: Any, words: list[str], seed: int) -> Any:
+    """A random model for which words are likelier than bytes, steps end often, and replies seldom."""
     import torch
 
-    tokenizer = _tokenizer()
     torch.manual_seed(seed)
     model = _random_model(len(tokenizer))
     with torch.no_grad():
-        # Words are likelier than bytes, steps end often, and replies seldom.
-        words = [tokenizer.encode(word)[0] for word in WORDS]
         ends = [tokenizer.encode(delimiter)[0] for delimiter in DELIMITERS]
-        likely = set(words + ends)
+        likely = {*(tokenizer.encode(word)[0] for word in words), *ends}
         for token in range(len(tokenizer)):
             model.lm_head.weight[token] *= 1.0 if token in likely else 0.4
         for token in ends:
             model.lm_head.weight[token] *= 1.2
-    return _save_pair(model, tokenizer, folder, difference=0.005)
+    return model
 
 
 def make_small_vocabulary_pair(folder: Path, seed: int = 0) -> tuple[Path, Path]:
@@ -91,7 +102,7 @@ def _save_pair(model: Any, tokenizer: Any, folder: Path, difference: float) -> t
     return target, draft
 
 
-def _tokenizer() -> Any:
+def _tokenizer(words: list[str]) -> Any:
     """A byte-level tokenizer like Qwen's, with whole tokens for the words and the delimiters."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -105,7 +116,7 @@ def _tokenizer() -> Any:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator([*WORDS * 3, *DELIMITERS * 3, "yes", "yes", "no", "no"], trainer)
+    tokenizer.train_from_iterator([*words * 3, *DELIMITERS * 3, "yes", "yes", "no", "no"], trainer)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<eos>", additional_special_tokens=SPECIAL[1:]
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from langchain.agents import create_agent
@@ -14,12 +16,13 @@ from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
 from langchain_core.tools import BaseTool, tool
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.types import Command
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.agents.middleware import standard_middleware
 from lookahead_agent.agents.prompts import describe_tools, lookahead_settings, result_blocks
 from lookahead_agent.agents.thinking import ThinkingMiddleware
-from lookahead_agent.agents.tool_results import FitContextMiddleware
+from lookahead_agent.agents.tool_results import FitContextMiddleware, ToolResultMiddleware, describe_block
 from lookahead_agent.testing import scripted_replies
 from tests.unit.chat import scripted_chat
 
@@ -43,6 +46,9 @@ def look_up(word: str, most: int = 3) -> str:
     if word == "long":
         return "leaf " * 100_000
     return f"{word} is a drink"
+
+
+look_up.metadata = {"readOnlyHint": True}
 
 
 @pytest.fixture(autouse=True)
@@ -188,6 +194,64 @@ def test_unknown_ask_before_tools_and_a_zero_call_limit_are_rejected() -> None:
         standard_middleware(llm, [look_up], ask_before=["send"])
     with pytest.raises(ValueError, match="model_calls"):
         standard_middleware(llm, [look_up], model_calls=0)
+
+
+@pytest.mark.parametrize(
+    ("block", "text"),
+    [
+        ("as is", "as is"),
+        ({"type": "text", "text": "a"}, "a"),
+        ({"type": "text-plain", "text": "a", "mime_type": "text/plain"}, "a"),
+        ({"type": "json", "json": {"n": [1]}}, '{"n": [1]}'),
+        ({"type": "non_standard", "value": {"n": 1}}, '{"n": 1}'),
+        ({"type": "image", "base64": "AA==", "mime_type": "image/png"}, "(image of the type image/png is left out"),
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}, "(image is left out"),
+        ({"type": "image_url", "image_url": "https://example.org/a"}, "(image at https://example.org/a is left out"),
+        (
+            {"type": "file", "base64": "AA==", "mime_type": "application/pdf"},
+            "(file of the type application/pdf is left",
+        ),
+        ({"type": "audio", "base64": "AA=="}, "(audio is left out: the model reads text only)"),
+        ({"type": "video", "url": "https://example.org/v"}, "(video at https://example.org/v is left out"),
+        ({"type": "document", "source": {"type": "text", "data": "a"}}, "a"),
+        ({"type": "document", "source": {"type": "base64", "data": "AA=="}}, "(document is left out"),
+        (
+            {"type": "search_result", "title": "T", "source": "S", "content": [{"type": "text", "text": "a"}]},
+            "T\nS\na",
+        ),
+        ({"n": 1}, '{"n": 1}'),
+    ],
+)
+def test_part_of_a_result_has_a_text(block: Any, text: str) -> None:
+    assert describe_block(block).startswith(text)
+
+
+def test_results_in_blocks_are_truncated_as_texts_are_and_say_what_is_left_out() -> None:
+    image = {"type": "image", "base64": "A" * 100_000, "mime_type": "image/png"}
+    content: Any = [{"type": "text", "text": "leaf " * 20_000}, image, {"type": "json", "json": {"n": "x" * 100_000}}]
+    message = ToolMessage(content, tool_call_id="1")
+    text_only = ToolResultMiddleware(scripted_chat("x", policy="off"))
+    other = ToolResultMiddleware(FakeListChatModel(responses=["x"]))
+    request: Any = SimpleNamespace(tool=None, override=lambda **_: request)
+    for result in (
+        text_only.wrap_tool_call(request, lambda _: message),
+        asyncio.run(text_only.awrap_tool_call(request, AsyncMock(return_value=message))),
+        text_only.wrap_tool_call(request, lambda _: Command(update={"messages": [message], "n": 1})).update["messages"][
+            0
+        ],  # type: ignore[union-attr, index]
+    ):
+        assert isinstance(result, ToolMessage)
+        assert isinstance(result.content, str)
+        assert len(result.content) <= 50_000
+        assert "(cut: " in result.content
+    seen = other.wrap_tool_call(request, lambda _: message)
+    assert isinstance(seen, ToolMessage)
+    assert seen.content[1:] == [image], "a model that may read pictures gets them"
+    assert len(seen.text) <= 50_000
+    short = ToolMessage([{"type": "text", "text": "7 %"}, image], tool_call_id="1")
+    (converted,) = [text_only.wrap_tool_call(request, lambda _: short)]
+    assert isinstance(converted, ToolMessage)
+    assert converted.content == "7 %\n(image of the type image/png is left out: the model reads text only)"
 
 
 def test_long_result_is_truncated_with_a_note() -> None:

@@ -48,7 +48,7 @@ def constraints(llm: ChatLookahead) -> list[Any]:
 
 
 def client_of(llm: ChatLookahead) -> TestClient:
-    return TestClient(create_app(llm, ServerSettings()))
+    return TestClient(create_app(llm, ServerSettings()), base_url="http://localhost")
 
 
 async def replies_of_all_methods(llm: ChatLookahead, **options: Any) -> list[AIMessage]:
@@ -114,6 +114,92 @@ async def test_parallel_calls_may_replace_the_answer() -> None:
     options = {"parallel_tool_calls": True, "response_format": Form.of(Weather).response_format}
     for message in await replies_of_all_methods(llm, **options):
         assert [call["args"] for call in message.tool_calls] == [ARGUMENTS, ARGUMENTS]
+
+
+BROKEN = TAGGED.replace('"Bonn"', "Bonn")
+TWO_CALLS = [
+    f"{TAGGED}\n{TAGGED}",
+    f"{BROKEN}\n{TAGGED}",
+    f"{BARE}\n{BARE}",
+    f"[{BARE}, {BARE}]",
+    f"{BROKEN}\n{BROKEN}",
+]
+
+
+@pytest.mark.parametrize("text", TWO_CALLS)
+@pytest.mark.parametrize(
+    ("options", "single"),
+    [
+        ({"parallel_tool_calls": False}, True),
+        ({"parallel_tool_calls": False, "tool_choice": "any"}, True),
+        ({"parallel_tool_calls": False, "tool_choice": "thermometer"}, True),
+        ({"parallel_tool_calls": False, "response_format": JSON_OBJECT}, True),
+        ({"parallel_tool_calls": False, "response_format": Form.of(Weather).response_format}, True),
+        ({"tool_choice": "any"}, True),
+        ({"parallel_tool_calls": True, "tool_choice": "any"}, False),
+        ({}, False),
+    ],
+)
+async def test_without_parallel_calls_a_reply_has_one_call_whatever_the_engine_writes(
+    text: str, options: dict[str, Any], single: bool
+) -> None:
+    for message in await replies_of_all_methods(scripted_chat(text, policy="off"), **options):
+        found = len(message.tool_calls) + len(message.invalid_tool_calls)
+        assert found == 1 if single else found >= 1
+        assert not single or bool(message.tool_calls) == (text != TWO_CALLS[-1])
+
+
+SCHEMA = Weather.model_json_schema()
+
+
+@pytest.mark.parametrize("strict", [{}, {"strict": True}, {"description": "How warm it is."}])
+def test_a_schema_of_a_json_object_constrains_the_reply_as_a_json_schema_does(strict: dict[str, Any]) -> None:
+    formats: list[dict[str, Any]] = [
+        {"type": "json_object", "schema": SCHEMA},
+        {"type": "json_schema", "json_schema": {"name": "weather", "schema": SCHEMA, **strict}},
+    ]
+    for response_format in formats:
+        llm = scripted_chat('{"degrees": 17}')
+        llm.invoke("?", response_format=response_format)
+        body = {"messages": [{"role": "user", "content": "?"}], "response_format": response_format}
+        assert client_of(llm).post("/v1/chat/completions", json=body).status_code == 200
+        assert constraints(llm) == [{"json": SCHEMA}] * 2
+
+
+@pytest.mark.parametrize(
+    ("response_format", "name"),
+    [
+        ({"type": "text", "schema": SCHEMA}, "schema"),
+        ({"type": "json_object", "schema": "x"}, "schema"),
+        ({"type": "json_object", "json_schema": {"schema": SCHEMA}}, "json_schema"),
+        ({"type": "json_object", "required": []}, "required"),
+        ({"type": "json_schema", "schema": SCHEMA}, "schema"),
+        ({"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "mode": 1}}, "json_schema.mode"),
+        ({"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}, "extra": 1}, "extra"),
+    ],
+)
+def test_a_part_of_a_response_format_without_effect_is_refused_by_name(
+    response_format: dict[str, Any], name: str
+) -> None:
+    llm = scripted_chat('{"degrees": 17}')
+    with pytest.raises(ConfigurationError, match=f"not an object with .*'{name}'"):
+        llm.invoke("?", response_format=response_format)
+    body = {"messages": [{"role": "user", "content": "?"}], "response_format": response_format}
+    response = client_of(llm).post("/v1/chat/completions", json=body)
+    assert (response.status_code, name in response.json()["error"]["message"]) == (400, True)
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"type": "auto", "disable_parallel_tool_use": True},
+        {"type": "any", "disable_parallel_tool_use": True},
+        {"type": "tool", "name": "thermometer", "disable_parallel_tool_use": True},
+    ],
+)
+def test_a_part_of_a_tool_choice_without_effect_is_refused_by_name(choice: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="tool_choice has 'disable_parallel_tool_use'"):
+        scripted_chat(BARE).bind_tools([thermometer], tool_choice=choice)
 
 
 @pytest.mark.parametrize("response_format", [ProviderStrategy(Weather), Weather])

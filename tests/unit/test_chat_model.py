@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, TypedDict
 
 import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import SummarizationMiddleware
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import tool
@@ -16,11 +19,13 @@ from lookahead_agent import ChatLookahead, VerifierPolicy
 from lookahead_agent.decoding import DecodingSettings
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.engines.chat_template import ThinkingTags
+from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, LookaheadError, PolicyError
+from lookahead_agent.generation.call_options import CallOptions
 from lookahead_agent.generation.generator import decoding_settings
 from lookahead_agent.policy import as_policy
 from lookahead_agent.runtime.engine_set import EngineSet
-from tests.unit.chat import EqualTextEmbedder, reply_script, scripted_chat
+from tests.unit.chat import EqualTextEmbedder, reply_script, scripted_chat, scripted_engines
 from tests.waiting import wait_until
 
 REPLY = "First this.\n\nThen that.\n\nIt is 4."
@@ -170,6 +175,87 @@ def test_prompt_beyond_the_context_length_is_rejected() -> None:
     engine = ScriptedEngine(tokenizer, [ScriptedStep("x")], context_length=4)
     with pytest.raises(ContextLengthError, match="shorten"):
         ChatLookahead(engines=EngineSet(engine), policy="off").invoke("one two three four five")
+
+
+@pytest.mark.parametrize("words", [60, 100_000])
+async def test_agents_of_langchain_recognize_a_prompt_beyond_the_context_length(words: int) -> None:
+    engine = ScriptedEngine(ScriptedTokenizer(), [ScriptedStep("x")], context_length=50)
+    llm, question = ChatLookahead(engines=EngineSet(engine), policy="off"), "word " * words
+    with pytest.raises(ContextOverflowError) as error:
+        llm.invoke(question)
+    assert isinstance(error.value, ContextLengthError)
+    with pytest.raises(ContextOverflowError):
+        list(llm.stream(question))
+    with pytest.raises(ContextOverflowError):
+        await llm.ainvoke(question)
+    with pytest.raises(ContextOverflowError):
+        [chunk async for chunk in llm.astream(question)]
+
+
+def test_an_agent_summarizes_a_conversation_that_is_too_long() -> None:
+    llm = ChatLookahead(engines=scripted_engines("Short.", context_length=2000), policy="off", max_tokens=20)
+    middleware = SummarizationMiddleware(
+        llm, trigger=("messages", 10), keep=("messages", 2), trim_tokens_to_summarize=None
+    )
+    agent: Any = create_agent(llm, [], middleware=[middleware])
+    history = [(HumanMessage, AIMessage)[turn % 2]("word " * 200) for turn in range(20)]
+    assert agent.invoke({"messages": [*history, HumanMessage("And now?")]})["messages"][-1].text == "Short."
+
+
+EMPTY: list[Any] = [
+    *["", " ", "\n\t", [], [SystemMessage("s")], [HumanMessage("")], [HumanMessage([])], [HumanMessage([""])]],
+    *[[HumanMessage([{"type": "text", "text": text}])] for text in ("", " \n")],
+    *[[{"role": "user", "content": content}] for content in (None, "", [])],
+    *[[("user", "")], [("system", "s"), ("user", " ")], [AIMessage("")], [ToolMessage("r", tool_call_id="1")]],
+    [HumanMessage("q"), AIMessage("a", response_metadata={"finish_reason": "stop"}), HumanMessage("")],
+]
+
+
+@pytest.mark.parametrize("question", EMPTY)
+async def test_an_empty_question_is_an_error_before_the_engines_get_a_request(question: Any) -> None:
+    llm = scripted_chat(REPLY, policy="off")
+    with pytest.raises(ConfigurationError, match="no message to reply to"):
+        llm.invoke(question)
+    with pytest.raises(ConfigurationError, match="no message to reply to"):
+        list(llm.stream(question))
+    with pytest.raises(ConfigurationError, match="no message to reply to"):
+        llm.batch([question])
+    with pytest.raises(ConfigurationError, match="no message to reply to"):
+        await llm.ainvoke(question)
+    with pytest.raises(ConfigurationError, match="no message to reply to"):
+        [chunk async for chunk in llm.astream(question)]
+    assert llm.engines is not None
+    assert isinstance(llm.engines.target, ScriptedEngine)
+    assert llm.engines.target.requests == []
+
+
+def test_a_history_whose_question_was_removed_is_no_empty_question() -> None:
+    call = AIMessage("", tool_calls=[{"name": "add", "args": {}, "id": "1", "type": "tool_call"}])
+    for messages in (
+        [call, ToolMessage("3", tool_call_id="1")],
+        [HumanMessage("q"), call, ToolMessage("", tool_call_id="1")],
+        [SystemMessage("s"), AIMessage("Once upon")],
+    ):
+        assert scripted_chat(REPLY, policy="off").invoke(messages).text
+    scripted_chat(REPLY, policy="off").warm([SystemMessage("s"), HumanMessage("")])
+
+
+class FilteringEngine(ScriptedEngine):
+    """An engine whose replies end with a reason of the server."""
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
+        yield Delta(tuple(self.tokenizer.encode("It is")))
+        yield Delta((), None, "content_filter")
+
+
+@pytest.mark.parametrize("policy", ["off", "exact:depth=2"])
+def test_a_reason_of_the_engine_reaches_the_user(policy: str) -> None:
+    tokenizer = ScriptedTokenizer()
+    engines = EngineSet(FilteringEngine(tokenizer, []), ScriptedEngine(tokenizer, [ScriptedStep("It was so.")]))
+    llm = ChatLookahead(engines=engines, policy=policy)
+    message = llm.invoke("?")
+    assert (message.text, message.response_metadata["finish_reason"]) == ("It is", "content_filter")
+    assert [chunk.response_metadata.get("finish_reason") for chunk in llm.stream("?")][-1] == "content_filter"
 
 
 def test_target_failure_raises_an_engine_error() -> None:
@@ -415,3 +501,16 @@ def test_text_far_beyond_the_context_length_is_rejected() -> None:
     engine = ScriptedEngine(ScriptedTokenizer(), [ScriptedStep("x")], context_length=100)
     with pytest.raises(ContextLengthError, match="more than 100 tokens"):
         ChatLookahead(engines=EngineSet(engine), policy="off").invoke("word and, " * 100_000)
+
+
+def test_a_target_that_stalls_fails_the_reply_by_default() -> None:
+    engine = ScriptedEngine(ScriptedTokenizer(), [ScriptedStep("One ", hangs=True)])
+    llm = ChatLookahead(engines=EngineSet(engine), policy="off", stall_timeout=0.1)
+    with pytest.raises(EngineError, match="the target model gave no sign of life for"):
+        llm.invoke("?")
+    assert engine.in_flight == 0
+    assert ChatLookahead(engines=EngineSet(engine)).request("?", CallOptions()).stall_timeout == 120
+    behind_a_server = {"base_url": "http://server/v1", "use_daemon": False}
+    for fields, expected in (({}, None), ({"stall_timeout": 30}, 30), ({"stall_timeout": None}, None)):
+        llm = ChatLookahead(model="qwen2.5-coder-1.5b", **behind_a_server, **fields)  # type: ignore[arg-type]
+        assert llm.request("?", CallOptions()).stall_timeout == expected

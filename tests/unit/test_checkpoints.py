@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import decimal
 import json
@@ -114,6 +115,114 @@ def test_interrupted_run_resumes_from_sqlite(tmp_path: Path) -> None:
 
 def test_interrupted_run_resumes_from_postgres(database: str) -> None:
     interrupt_and_resume(database)
+
+
+def count_in_threads_and_loops(storage: str | Path) -> None:
+    """Run one thread of a graph in `invoke` and in `ainvoke` of several event loops, with one saver."""
+    with checkpointer(storage) as saver:
+        builder = StateGraph(Counted)
+        builder.add_node("add", lambda state: {"count": state["count"] + 1})
+        builder.add_edge(START, "add")
+        graph: Any = builder.compile(checkpointer=saver)
+        config: RunnableConfig = {"configurable": {"thread_id": "counted"}}
+
+        async def step() -> int:
+            found = await graph.ainvoke({}, config)
+            assert (await graph.aget_state(config)).values == found
+            history = [state async for state in graph.aget_state_history(config)]
+            assert len(history) == 3 * found["count"]  # an input, the node, and its end
+            others = [{"configurable": {"thread_id": f"{found}-{number}"}} for number in range(5)]
+            await asyncio.gather(*(graph.ainvoke({"count": 0}, other) for other in others))
+            await asyncio.gather(*(saver.adelete_thread(other["configurable"]["thread_id"]) for other in others))
+            assert [state async for state in graph.aget_state_history(others[0])] == []
+            return int(found["count"])
+
+        graph.invoke({"count": 0}, config)
+        assert [asyncio.run(step()), asyncio.run(step())] == [2, 3]
+        states = graph.get_state_history(config)
+        assert next(states).values == {"count": 3}
+        assert graph.invoke({}, config) == {"count": 4}, "a history that is half read holds no lock"
+        asyncio.run(graph.aupdate_state(config, {"count": 9}))
+        assert graph.get_state(config).values == {"count": 9}
+        saver.delete_thread("counted")
+    with pytest.raises(ConfigurationError, match=r"checkpoints in .* cannot be used"):
+        asyncio.run(saver.aget_tuple(config))
+
+
+class Counted(TypedDict):
+    count: int
+
+
+def test_one_saver_serves_invoke_and_ainvoke_in_sqlite(tmp_path: Path) -> None:
+    count_in_threads_and_loops(tmp_path / "c.sqlite")
+
+
+def test_one_saver_serves_invoke_and_ainvoke_in_postgres(database: str) -> None:
+    count_in_threads_and_loops(database)
+
+
+def test_reading_of_checkpoints_leaves_the_event_loop_free(tmp_path: Path) -> None:
+    with checkpointer(tmp_path / "c.sqlite") as saver:
+
+        async def read() -> None:
+            with saver.lock:  # type: ignore[attr-defined]
+                reading = asyncio.create_task(saver.aget_tuple(CONFIG))
+                await asyncio.sleep(0)  # would never return if the call took the lock here
+                assert not reading.done()
+            assert await reading is None
+
+        asyncio.run(read())
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE checkpoints SET checkpoint = x'00'",
+        "UPDATE checkpoints SET checkpoint = x'c1c1c1'",
+        "UPDATE checkpoints SET checkpoint = x'80'",  # an empty mapping
+        "UPDATE checkpoints SET checkpoint = x'93010203'",  # a list
+        "UPDATE checkpoints SET checkpoint = NULL",
+        "UPDATE checkpoints SET checkpoint = 7",
+        "UPDATE checkpoints SET type = 'nothing'",
+        "UPDATE checkpoints SET metadata = x'ff'",
+        "UPDATE checkpoints SET metadata = '[1]'",
+        "UPDATE writes SET value = x'c1'",
+        "DROP TABLE writes",
+    ],
+)
+def test_damaged_checkpoint_is_one_clear_error(statement: str, tmp_path: Path) -> None:
+    file = tmp_path / "c.sqlite"
+    with checkpointer(file) as saver:
+        graph_with(saver).invoke({"found": "tea"}, CONFIG)
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute(statement)
+        connection.commit()
+    with checkpointer(file) as saver:
+        graph = graph_with(saver)
+        if statement.startswith("DROP"):
+            graph.invoke({"found": "tea"}, CONFIG)  # the tables of a new file are created
+            return
+        # Only the history reads the writes of earlier steps.
+        reads: list[Callable[[], Any]] = [lambda: list(graph.get_state_history(CONFIG))]
+        if "writes" not in statement:
+            reads += [lambda: graph.get_state(CONFIG), lambda: graph.invoke({"found": "more"}, CONFIG)]
+            reads += [lambda: asyncio.run(graph.aget_state(CONFIG))]
+        for read in reads:
+            with pytest.raises(ConfigurationError, match=r"a checkpoint in .*c\.sqlite is damaged; delete its thread"):
+                read()
+        saver.delete_thread("t")
+        assert graph.invoke({"found": "more"}, CONFIG) == {"found": "more"}
+
+
+def test_damaged_pages_of_a_file_are_one_clear_error(tmp_path: Path) -> None:
+    file = tmp_path / "c.sqlite"
+    with checkpointer(file) as saver:
+        graph_with(saver).invoke({"found": "tea" * 10_000}, CONFIG)
+    content = file.read_bytes()
+    for damaged in (content[:5000], content[:4096] + b"\x0d" + os.urandom(len(content) - 4097), content[:100]):
+        file.write_bytes(damaged)
+        with pytest.raises(ConfigurationError, match=r"c\.sqlite"), checkpointer(file) as saver:
+            graph_with(saver).invoke({"found": "more"}, CONFIG)
 
 
 class Finding(BaseModel):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from lookahead_agent.cli.app import run_command
+from lookahead_agent.cli.serve import server_keys
 from tests.unit.chat import scripted_chat
 
 
@@ -132,3 +133,33 @@ def test_ask_json_has_the_documented_keys(capsys: pytest.CaptureFixture[str]) ->
     assert run("ask", "?", "--json", chat_class=lambda **_: scripted_chat("It is 4.", return_token_ids=True)) == 0
     result = json.loads(capsys.readouterr().out)
     assert {"text", "tool_calls", "lookahead", "usage", "seconds", "token_ids"} <= set(result)
+
+
+@pytest.mark.parametrize("secret", ["hidden key", "hidden\u00e9", "  ", "hidden\x01"])
+def test_a_server_key_that_no_client_can_send_is_refused_and_not_shown(
+    secret: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOOKAHEAD_SERVER_KEY", secret)
+    assert run("serve", "--port", "0") == 2
+    shown = capsys.readouterr().err
+    assert "LOOKAHEAD_SERVER_KEY" in shown
+    assert "hidden" not in shown
+    monkeypatch.delenv("LOOKAHEAD_SERVER_KEY")
+    file = tmp_path / "keys"
+    file.write_text(f"good\n{secret}-\n" if secret.strip() else secret)
+    assert run("serve", "--port", "0", "--key-file", str(file)) == 2
+    shown = capsys.readouterr().err
+    assert "keys" in shown
+    assert "hidden" not in shown
+    assert "good" not in shown
+    assert run("serve", "--key-file", str(tmp_path)) == 2
+    assert run("serve", "--key-file", str(tmp_path / "missing")) == 2
+
+
+def test_server_keys_come_from_the_environment_and_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LOOKAHEAD_SERVER_KEY", "first\r\n")
+    (tmp_path / "keys").write_text("second\n\n  third  \n")
+    assert [key.get_secret_value() for key in server_keys(tmp_path / "keys")] == ["first", "second", "third"]
+    assert [key.get_secret_value() for key in server_keys(None)] == ["first"]
+    monkeypatch.delenv("LOOKAHEAD_SERVER_KEY")
+    assert server_keys(None) == ()

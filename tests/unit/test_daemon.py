@@ -11,6 +11,8 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import AsyncGenerator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,17 @@ from langchain_core.tools import tool
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.cli.app import run_command
+from lookahead_agent.cli.serve import wait_for_end
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer, background
 from lookahead_agent.engines.scripted import reply_script
-from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, EngineStartError, LookaheadError
+from lookahead_agent.errors import (
+    ConfigurationError,
+    ContextLengthError,
+    EngineError,
+    EngineStartError,
+    LookaheadError,
+    PolicyError,
+)
 from lookahead_agent.generation.backend import request_from_json, request_to_json
 from lookahead_agent.generation.call_options import CallOptions
 from lookahead_agent.generation.server_backend import (
@@ -35,6 +45,7 @@ from lookahead_agent.generation.server_backend import (
     WARM_PATH,
     ServerBackend,
     ServerStatus,
+    find_server,
     is_private,
     peer,
     server_status,
@@ -43,6 +54,7 @@ from lookahead_agent.generation.server_backend import (
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.server.daemon import bound_socket, log_path, private_dir, start_daemon, start_lock, starting_pid
+from lookahead_agent.server.replies import with_pings
 from lookahead_agent.testing import scripted_chat
 from tests.unit.serving import serving, serving_private_api
 from tests.unit.test_streams import message_fields, summed
@@ -314,6 +326,135 @@ def test_error_of_an_unresponsive_daemon_names_the_kill_command(client: ChatLook
             EngineError, match=rf"\(process {os.getpid()}\) has not answered for 0.2 s: `kill -9 {os.getpid()}`"
         ):
             background.run(server_status(seconds=0.2))
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_silent_daemon_delays_a_call_by_a_moment_and_engines_here_serve_it(
+    client: ChatLookahead, caplog: pytest.LogCaptureFixture, answers: bool
+) -> None:
+    with bound_socket() as listener:
+        listener.listen()
+        connections: list[socket.socket] = []
+
+        def accept() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    connections.append(connection)
+                    connection.recv(65536)
+                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")  # and never the rest
+
+        if answers:
+            threading.Thread(target=accept, daemon=True).start()
+        assert background.run(find_server(digest(client), seconds=0.2)) is None
+        assert "engines of this process generate the reply" in caplog.text
+        assert f"`kill -9 {os.getpid()}`" in caplog.text
+        listener.shutdown(socket.SHUT_RDWR)
+    for connection in connections:
+        connection.close()
+
+
+def test_a_call_asks_the_daemon_for_its_status_once(client: ChatLookahead) -> None:
+    paths: list[str] = []
+    served = scripted_chat("Fine.")
+    with serving_private_api(served, digest(client)) as writer:
+        original = writer.context_length
+
+        async def count() -> int:
+            paths.append("status")
+            return await original()
+
+        writer.context_length = count  # type: ignore[method-assign]
+        for calls in (1, 2):
+            assert client.invoke("?").text == "Fine."
+            assert len(paths) == calls
+
+
+def test_a_daemon_that_goes_silent_within_a_reply_fails_it(client: ChatLookahead) -> None:
+    def respond(_: httpx.Request) -> httpx.Response:
+        raise httpx.ReadTimeout("nothing arrives")
+
+    backend = ServerBackend(STATUS, httpx.MockTransport(respond))
+    with pytest.raises(EngineError, match=r"\(process 1\) has not answered for 60 s: `kill -9 1`"):
+        list(background.stream(backend.generate(full_request(client))))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff", b'{"error": 1}', b"<html>"])
+def test_an_error_that_is_none_raises_one_engine_error(client: ChatLookahead, content: bytes) -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(502, content=content))
+    with pytest.raises(EngineError, match="answered with status 502"):
+        list(background.stream(ServerBackend(STATUS, transport).generate(full_request(client))))
+
+
+async def test_a_reply_without_events_has_signs_of_life() -> None:
+    released = asyncio.Event()
+
+    async def items() -> AsyncGenerator[int, None]:
+        yield 1
+        await released.wait()
+        yield 2
+
+    received: list[int | None] = []
+    async for item in with_pings(items(), 0.01):
+        received.append(item)
+        if received.count(None) == 3:
+            released.set()
+    assert [item for item in received if item is not None] == [1, 2]
+    assert received[0] == 1
+    assert received[-1] == 2
+
+
+def test_a_request_to_the_daemon_starts_no_models(client: ChatLookahead) -> None:
+    target = ScriptedEngine(ScriptedTokenizer(), reply_script("Fine."))
+    with serving_private_api(ChatLookahead(engines=EngineSet(target), policy="off"), digest(client)):
+        assert client.invoke("?").text == "Fine."
+        for policy in ("random", "balanced:depth=4", "specreason"):
+            with pytest.raises(PolicyError, match=r"do not run here \(draft.*--start-models"):
+                client.invoke("?", policy=policy)
+
+
+@pytest.mark.parametrize("damage", ["directory", "pipe", "link", "text", "digits", "bytes", "long"])
+def test_damaged_files_of_the_daemon_are_one_clear_error_or_none(damage: str) -> None:
+    contents = {"text": b"no process", "digits": b"9" * 4000, "bytes": b"\xff\x00", "long": b"1" * (4 << 20)}
+    for path in (private_dir() / "lock", log_path()):
+        match damage:
+            case "directory":
+                path.mkdir()
+            case "pipe":
+                os.mkfifo(path)
+            case "link":
+                path.symlink_to("/etc/hostname")
+            case _:
+                path.write_bytes(contents[damage])
+                path.chmod(0o666)
+    with bound_socket():
+        assert starting_pid() is None
+    if damage in contents:
+        with start_lock():
+            assert (private_dir() / "lock").stat().st_mode & 0o777 == 0o600
+        return
+    with (
+        pytest.raises(ConfigurationError, match=f"no server can listen in .*lock.*{RUNTIME_DIR_VARIABLE}"),
+        start_lock(),
+    ):
+        pytest.fail("holds a lock on it")
+    (private_dir() / "lock").rmdir() if damage == "directory" else (private_dir() / "lock").unlink()
+    with pytest.raises(ConfigurationError, match=rf"no server can listen in .*log.*{RUNTIME_DIR_VARIABLE}"):
+        start_daemon([], print)
+
+
+def test_a_stopped_daemon_ends_down_with_an_error_at_once() -> None:
+    process = subprocess.Popen(["sleep", "100"])
+    try:
+        daemon = psutil.Process(process.pid)
+        daemon.suspend()
+        asyncio.run(wait_until(lambda: daemon.status() == psutil.STATUS_STOPPED))
+        with pytest.raises(EngineError, match=rf"process {process.pid} is stopped: `kill -9 {process.pid}`"):
+            wait_for_end(daemon)
+    finally:
+        process.kill()
+        process.wait()
+    wait_for_end(daemon)
 
 
 def test_incompatible_server_on_the_socket_raises_engine_error(client: ChatLookahead) -> None:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import math
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookahead_agent.decoding import DecodingSettings, Reply, lookahead
-from lookahead_agent.decoding.verifier import StepPair, Verdict
-from lookahead_agent.engines import Sampling, ScriptedStep
+from lookahead_agent.decoding.verifier import DraftStep, PartialStep, StepPair, Verdict
+from lookahead_agent.engines import Sampling, ScriptedEngine, ScriptedStep
+from lookahead_agent.engines.background import describe
+from lookahead_agent.engines.protocol import Delta
 from lookahead_agent.errors import EngineError
 from lookahead_agent.verifiers.exact import ExactVerifier
 from lookahead_agent.verifiers.score import ScoreVerifier
-from tests.unit.scripts import Pair, ScriptedVerifier, Steps
+from tests.unit.scripts import Pair, ScriptedVerifier, Steps, scripted
 from tests.virtual_time import run_in_virtual_time
 
 STEPS = ["First this.\n\n", "Then that.\n\n", "So it is 4.\n\n", "Done."]
@@ -243,3 +248,256 @@ def hold_guarantees(case: Case) -> None:
 @settings(max_examples=600)
 def test_any_fault_leaves_a_complete_reply_and_no_request(case: Case) -> None:
     hold_guarantees(case)
+
+
+FOREIGN = [
+    RuntimeError("broken"),
+    SystemExit("bye"),
+    KeyboardInterrupt(),
+    asyncio.CancelledError(),
+    GeneratorExit(),
+    StopAsyncIteration(),
+    TimeoutError(),
+]
+PLACES = ["verify", "refutes", "verify_draft", "call", "first token", "later token", "close"]
+
+
+@dataclass
+class ForeignVerifier:
+    """Raises an error where it is called; accepts everything else."""
+
+    error: BaseException | None
+    place: str
+
+    async def verify(self, pair: StepPair) -> Verdict:
+        await asyncio.sleep(0.1)
+        if self.error is not None and self.place == "verify":
+            raise self.error
+        return Verdict(pair.same_text, "script")
+
+    def refutes(self, draft: PartialStep, target: PartialStep) -> bool:
+        if self.error is not None and self.place == "refutes":
+            raise self.error
+        return False
+
+
+@dataclass
+class ForeignDraftVerifier:
+    """The same without target steps."""
+
+    error: BaseException
+
+    async def verify_draft(self, step: DraftStep) -> Verdict:
+        await asyncio.sleep(0.1)
+        raise self.error
+
+
+@dataclass(eq=False)
+class ForeignEngine:
+    """Passes an engine's tokens on, and raises an error at one place of a request."""
+
+    engine: ScriptedEngine
+    error: BaseException
+    place: str
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
+        if self.place == "call":
+            raise self.error
+        return self._generate(prompt_ids, sampling)
+
+    async def _generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
+        try:
+            async with aclosing(self.engine.generate(prompt_ids, sampling)) as deltas:
+                async for delta in deltas:
+                    if self.place == "first token":
+                        raise self.error
+                    yield delta
+                    if self.place == "later token":
+                        raise self.error
+        finally:
+            if self.place == "close":
+                raise self.error
+
+
+@given(
+    place=st.sampled_from(PLACES),
+    error=st.sampled_from(FOREIGN),
+    fails=st.sampled_from(["draft", "target"]),
+    settings=st.builds(
+        DecodingSettings,
+        depth=st.integers(1, 4),
+        width=st.integers(1, 2),
+        hedge=st.booleans(),
+        synchronous=st.booleans(),
+        shared_draft=st.just(False),
+    ),
+)
+@settings(max_examples=250, deadline=None)
+def test_foreign_exceptions_end_only_their_own_job(
+    place: str, error: BaseException, fails: str, settings: DecodingSettings
+) -> None:
+    pair = Pair(STEPS, STEPS)
+    engines: dict[str, Any] = {"target": pair.target, "draft": pair.draft}
+    verifier: Any = ForeignVerifier(error, place)
+    if place == "verify_draft":
+        verifier = ForeignDraftVerifier(error)
+    elif place not in ("verify", "refutes"):
+        engines[fails] = ForeignEngine(engines[fails], error, place)
+
+    async def run() -> Reply | EngineError:
+        try:
+            return await lookahead(pair.request(), engines["target"], engines["draft"], verifier, settings)
+        except EngineError as failure:
+            return failure
+        finally:
+            assert asyncio.all_tasks() == {asyncio.current_task()}, "nothing runs after the reply"
+
+    reply = run_in_virtual_time(run())
+    assert pair.draft is not None
+    assert pair.target.in_flight == pair.draft.in_flight == 0
+    if isinstance(reply, EngineError):
+        assert fails == "target"
+        assert place in ("call", "first token", "later token", "close")
+        ended_silently = isinstance(error, StopAsyncIteration)  # the end of a stream, or an error of the generator
+        assert ended_silently or type(error).__name__ in str(reply) or str(error) in str(reply)
+        return
+    assert reply.text == "".join(STEPS)
+    if place != "first token":  # which the engine generates and nobody gets
+        pair.check_accounts(reply)
+    if place in ("verify", "verify_draft"):
+        assert reply.report.speculation_disabled == (str(error) if isinstance(error, RuntimeError) else describe(error))
+
+
+@pytest.mark.parametrize("writes", [True, False], ids=["while it is closed", "while it is read"])
+def test_an_engine_that_does_not_end_is_abandoned(writes: bool, caplog: pytest.LogCaptureFixture) -> None:
+    pair = Pair(STEPS, ["Other.\n\n"] * 4)
+    given = pair.draft
+    assert given is not None
+    ended = asyncio.Event()
+
+    class Endless(ForeignEngine):
+        async def _generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
+            try:
+                if not writes:
+                    await asyncio.Event().wait()
+                yield Delta(tuple(pair.tokenizer.encode("Other.\n\n")))
+            finally:
+                while not ended.is_set():
+                    with suppress(asyncio.CancelledError):
+                        await ended.wait()
+
+    async def run() -> Reply:
+        draft = Endless(given, RuntimeError(), "")
+        reply = await lookahead(pair.request(), pair.target, draft, ExactVerifier(), DecodingSettings(depth=1))  # type: ignore[arg-type]
+        ended.set()
+        await asyncio.sleep(1)
+        return reply
+
+    assert run_in_virtual_time(run()).text == "".join(STEPS)
+    assert "abandoned" in caplog.text
+
+
+@dataclass
+class HangingVerifier:
+    """Never answers from one of its calls on."""
+
+    hangs_from: int = 1
+    calls: int = 0
+
+    async def verify(self, pair: StepPair) -> Verdict:
+        self.calls += 1
+        if self.calls >= self.hangs_from:
+            await asyncio.Event().wait()
+        return Verdict(pair.same_text, "script")
+
+
+class HangingDraftVerifier:
+    """Never answers."""
+
+    async def verify_draft(self, step: DraftStep) -> Verdict:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+class AcceptingDraftVerifier:
+    """Accepts every draft step at once."""
+
+    async def verify_draft(self, step: DraftStep) -> Verdict:
+        return Verdict(True, "script")
+
+
+LONG = [f"Step {number}.\n\n" for number in range(10)] + ["End."]
+HANGS = [ScriptedStep("", hangs=True)] * len(LONG)
+
+
+@pytest.mark.parametrize("synchronous", [False, True])
+@pytest.mark.parametrize(
+    ("draft", "verifier"),
+    [
+        (LONG, HangingVerifier(3)),
+        (LONG, HangingDraftVerifier()),
+        (HANGS, ACCEPT_ALL),
+        (HANGS, AcceptingDraftVerifier()),
+        (LONG[:3] + HANGS[3:], AcceptingDraftVerifier()),
+    ],
+)
+def test_a_hang_costs_a_reply_one_wait_and_the_target_goes_on(
+    synchronous: bool, draft: Steps, verifier: object
+) -> None:
+    """The timeouts are far longer than the reply: the target does not wait for them."""
+    pair = Pair(LONG, draft, target_seconds=1, draft_seconds=0.1)
+    settings = DecodingSettings(synchronous=synchronous)
+    reply = pair.run(replace(verifier) if isinstance(verifier, HangingVerifier) else verifier, settings)  # type: ignore[arg-type]
+    assert reply.text == "".join(LONG)
+    assert reply.report.seconds["total"] <= len(LONG) + settings.patience + 1
+    if not isinstance(verifier, ScriptedVerifier | AcceptingDraftVerifier):
+        assert reply.report.silent == "verifier"
+        assert reply.report.speculation_disabled == "the verifier gave no sign of life for 2 s"
+
+
+def test_a_slow_verifier_is_waited_for_longer_once_it_has_answered() -> None:
+    slow = ScriptedVerifier(lambda draft, target: True, seconds=7)
+    reply = Pair(LONG, LONG, target_seconds=5, draft_seconds=1).run(slow)
+    assert reply.report.speculation_disabled is None
+    assert reply.report.silent is None
+    assert reply.report.accepted > 5
+
+
+def test_a_verifier_that_raises_a_timeout_itself_is_not_silent() -> None:
+    reply = Pair(STEPS, STEPS).run(ForeignVerifier(TimeoutError("the judge's server timed out"), "verify"))
+    assert reply.report.speculation_disabled == "the judge's server timed out"
+    assert reply.report.silent is None
+
+
+def test_a_stalled_engine_fails_the_reply_unless_it_gives_tokens_to_others() -> None:
+    async def replies(stall: float | None, others: int) -> list[Reply | BaseException]:
+        pair = Pair([ScriptedStep("One", 1, hangs=True)], None)
+        busy = replace(pair.target, script=scripted([f"{number} and so on." for number in range(others)], 40))
+        shared = ForeignEngine(pair.target, RuntimeError(), "")
+        shared.generate = lambda ids, sampling: (busy if sampling.temperature else pair.target).generate(ids, sampling)  # type: ignore[method-assign]
+        settings = DecodingSettings(stall_timeout=stall)
+        requests = [pair.request(), *([pair.request(Sampling(1000, temperature=1.0))] if others else [])]
+        return await asyncio.gather(
+            *(asyncio.wait_for(lookahead(each, shared, settings=settings), 3600) for each in requests),  # type: ignore[arg-type]
+            return_exceptions=True,
+        )
+
+    async def timed(stall: float | None, others: int = 0) -> tuple[BaseException, float]:
+        began = asyncio.get_running_loop().time()
+        result, *rest = await replies(stall, others)
+        assert isinstance(result, BaseException)
+        assert not any(isinstance(each, BaseException) for each in rest)
+        return result, asyncio.get_running_loop().time() - began
+
+    error, seconds = run_in_virtual_time(timed(120))
+    assert isinstance(error, EngineError)
+    assert "the target model gave no sign of life for 12" in str(error)
+    assert 120 < seconds < 130, "each token of the prompt adds a tenth of a second"
+    error, seconds = run_in_virtual_time(timed(120, others=10))
+    assert isinstance(error, EngineError)
+    assert seconds > 400, "a request may wait behind others"
+    error, _ = run_in_virtual_time(timed(None))
+    assert isinstance(error, TimeoutError), "None is no limit"

@@ -218,3 +218,17 @@ def test_missing_vllm_raises_an_error_that_names_the_extras() -> None:
         "    raise AssertionError('no error')\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_scripted_prefix_cache_is_separate_for_each_salt() -> None:
+    engine = ScriptedEngine(ScriptedTokenizer(), [], prefix_cache=True)
+    prompt = engine.tokenizer.encode("one two three")
+
+    async def cached(salt: str | None) -> int | None:
+        found = [delta async for delta in engine.generate(prompt, Sampling(max_tokens=1, cache_salt=salt))]
+        return found[0].cached_tokens
+
+    async def read() -> list[int | None]:
+        return [await cached(salt) for salt in (None, "a", "b", "a", None)]
+
+    assert asyncio.run(read()) == [0, 0, 0, 2, 2]

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import AgentMiddleware
 from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
 from langchain_core.language_models import FakeListChatModel
@@ -302,3 +307,79 @@ def test_models_of_one_configuration_share_a_runtime_until_the_last_is_closed() 
     del first, second, runtime
     gc.collect()
     assert reference() is None
+
+
+class Ended(BaseException):
+    """An exception that a callback of a user may raise, as KeyboardInterrupt is."""
+
+
+def foreign_code(kind: str, others: ChatLookahead, release: threading.Event) -> None:
+    """Do what a user's callback or middleware may do: block, raise, or ask a model."""
+    if kind == "blocks":
+        release.wait(60)
+    elif kind == "raises":
+        raise Ended
+    else:
+        assert others.invoke("q").text == REPLY
+
+
+class Handler(BaseCallbackHandler):
+    """Runs foreign code at the first token or at the first step."""
+
+    raise_error = True
+
+    def __init__(self, event: str, run: Callable[[], None]) -> None:
+        setattr(self, event, lambda *args, **kwargs: self._run())
+        self._foreign: Callable[[], None] | None = run
+
+    def _run(self) -> None:
+        foreign, self._foreign = self._foreign, None
+        if foreign is not None:
+            foreign()
+
+
+class Middleware(AgentMiddleware[Any, Any, Any]):
+    """Runs foreign code in place of the model's call, and then that call."""
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        self._foreign = run
+
+    def wrap_model_call(self, request: Any, handler: Any) -> Any:
+        self._foreign()
+        return handler(request)
+
+
+@pytest.mark.parametrize("kind", ["blocks", "raises", "asks a model"])
+@pytest.mark.parametrize("place", ["on_llm_new_token", "on_custom_event", "middleware"])
+async def test_a_callback_or_middleware_affects_no_run_but_its_own(kind: str, place: str) -> None:
+    llm, release = scripted_chat(REPLY), threading.Event()
+
+    def run() -> None:
+        foreign_code(kind, llm, release)
+
+    def ask(awaited: bool) -> str:
+        if place == "middleware":
+            agent: Any = create_agent(llm, [], middleware=[Middleware(run)])
+            return str(agent.invoke({"messages": [("user", "q")]})["messages"][-1].text)
+        chain: Any = RunnableLambda(lambda text: "".join(chunk.text for chunk in llm.stream(text)))
+        if awaited:
+            chain = RunnableLambda(lambda text: text) | RunnableLambda(llm.ainvoke)
+            return str(asyncio.run(chain.ainvoke("q", {"callbacks": [Handler(place, run)]})).text)
+        return str(chain.invoke("q", {"callbacks": [Handler(place, run)]}))
+
+    with ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(ask, awaited) for awaited in (False, True)]
+        try:
+            for _ in range(2):
+                assert (await asyncio.wait_for(llm.ainvoke("q"), 30)).text == REPLY
+                assert (await asyncio.wait_for(asyncio.to_thread(llm.invoke, "q"), 30)).text == REPLY
+            assert kind != "blocks" or not calls[0].done()
+        finally:
+            release.set()
+        for call in calls[:1]:
+            if kind == "raises":
+                assert isinstance(call.exception(30), Ended)
+            else:
+                assert call.result(30) == REPLY
+        await asyncio.to_thread(wait, calls, 30)
+    assert llm.invoke("q").text == REPLY

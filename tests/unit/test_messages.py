@@ -171,7 +171,7 @@ def test_every_message_is_in_the_prompt_or_rejected(
         (HumanMessage([{"type": "text", "text": "a"}, {"type": "file", "file_id": "1"}]), "only text.*file"),
         (HumanMessage([{"type": "reasoning", "reasoning": SECRET}]), "only text.*reasoning"),
         (HumanMessage([{"type": "text"}]), "only text"),
-        (ToolMessage([{"type": "image", "url": "x"}], tool_call_id="1"), "message 2.*image"),
+        (SystemMessage([{"type": "image", "url": "x"}]), "message 2.*image"),
     ],
 )
 def test_unsupported_roles_and_content_are_rejected(message: AnyMessage, pattern: str) -> None:
@@ -179,6 +179,59 @@ def test_unsupported_roles_and_content_are_rejected(message: AnyMessage, pattern
     for call in (llm.invoke, lambda messages: list(llm.stream(messages))):
         with pytest.raises(ConfigurationError, match=pattern):
             call([HumanMessage("hi"), message])
+
+
+PICTURE: dict[str, Any] = {"type": "image", "base64": "AAAA", "mime_type": "image/png"}
+
+
+@pytest.mark.parametrize(
+    ("block", "text"),
+    [
+        (PICTURE, "[image (image/png) left out: this model reads only text]"),
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}, "[image_url left out: this model"),
+        (
+            {"type": "image", "source": {"type": "base64", "media_type": "image/gif", "data": "AAAA"}},
+            "(image/gif) left",
+        ),
+        ({"type": "file", "base64": "AAAA", "filename": "a.pdf", "mime_type": "application/pdf"}, "pdf, a.pdf) left"),
+        ({"type": "audio", "url": "x"}, "[audio left out"),
+        ({"type": "video", "url": "x"}, "[video left out"),
+        ({"type": "no such type"}, "[no such type left out"),
+        ({"type": "text-plain", "text": "words", "mime_type": "text/plain"}, "words"),
+        ({"type": "json", "json": {"a": "é"}}, '{"a": "é"}'),
+        ({"type": "json", "data": [1]}, '{"data": [1]}'),
+        ({"degrees": 17}, '{"degrees": 17}'),
+        (
+            {"type": "search_result", "title": "T", "content": [{"type": "text", "text": "found"}, PICTURE]},
+            "T\nfound\n[",
+        ),
+    ],
+)
+def test_a_result_that_is_not_text_is_named_in_the_prompt_and_the_thread_goes_on(
+    block: dict[str, Any], text: str
+) -> None:
+    call = AIMessage("", tool_calls=[ToolCall(name="f", args={}, id="1")])
+    blocks: list[Any] = ["sales rise", block]
+    histories: list[list[AnyMessage]] = [
+        [HumanMessage("q"), call, ToolMessage(blocks, tool_call_id="1")],
+        [HumanMessage("q"), call, ToolMessage(blocks, tool_call_id="1"), AIMessage("It rises."), HumanMessage("again")],
+        [HumanMessage(blocks), AIMessage("It rises."), HumanMessage("again")],
+        [HumanMessage(blocks), HumanMessage("Then without it.")],
+        [HumanMessage(blocks), call, ToolMessage("done", tool_call_id="1")],
+        [HumanMessage("q"), AIMessage(blocks), HumanMessage("again")],
+        [HumanMessage([{"type": "tool_result", "tool_use_id": "1", "content": blocks}])],
+    ]
+    for history in histories:
+        whole = "\n".join(message["content"] for message in template_messages(history))
+        assert "sales rise" in whole
+        assert text.replace("\n", "") in whole.replace("\n", "")
+        assert "AAAA" not in whole
+
+
+@pytest.mark.parametrize("after", [[], [AIMessage("It shows")]])
+def test_a_picture_in_the_question_is_an_error(after: list[AnyMessage]) -> None:
+    with pytest.raises(ConfigurationError, match="reads only text; message 2 has content of the type image"):
+        template_messages([HumanMessage("hi"), HumanMessage(["What is it?", PICTURE]), *after])
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
+from langchain_core.caches import InMemoryCache
+from langchain_core.runnables import RunnableConfig
 
 from lookahead_agent.agents.metrics import NodeMetrics
 from lookahead_agent.chat.model import ChatLookahead
+from lookahead_agent.trace.node_times import node_times, spans_of
+from lookahead_agent.trace.recorder import TraceRecorder
+from lookahead_agent.trace.timeline import timeline
 from tests.unit.chat import scripted_chat, scripted_engines
 
 
@@ -41,3 +48,20 @@ def test_cached_prompt_tokens_are_unknown_if_the_engine_does_not_report_them() -
     for role in ("target", "draft"):
         assert node["prompt_tokens"][role]["total"] > 0
         assert node["prompt_tokens"][role]["cached"] is None
+
+
+def test_replies_from_the_cache_count_nothing() -> None:
+    metrics, recorder = NodeMetrics(), TraceRecorder()
+    config: RunnableConfig = {"callbacks": [metrics, recorder]}
+    llm = scripted_chat("One.\n\nIt is 4.", policy="exact:depth=2", cache=InMemoryCache())
+    llm.invoke("q", config)
+    node, spans = dict(metrics.nodes()[0]), spans_of(recorder.rows)
+    assert node["replies"] == 1
+    for answer in (llm.invoke("q", config), asyncio.run(llm.ainvoke("q", config)), llm.batch(["q"], config)[0]):
+        assert answer.text == "One.\n\nIt is 4."
+    assert metrics.nodes() == [node]
+    assert spans_of(recorder.rows) == spans
+    assert node_times(spans)[0].replies == len(timeline(recorder.rows)) == 1
+    assert recorder._prompts == {}, "the prompts of cached replies are not kept"
+    llm.invoke("another question", config)
+    assert metrics.nodes()[0]["replies"] == 2

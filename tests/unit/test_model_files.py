@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
+import struct
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -87,7 +90,7 @@ DAMAGES: list[tuple[Callable[[Path], None], str]] = [
     (truncate("config.json", 1), "config.json cannot be read"),
     (fill_with_zeros("config.json"), "config.json cannot be read"),
     (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
-    (lambda folder: (folder / "config.json").write_text("[]"), "config.json is no JSON object"),  # type: ignore[list-item, return-value]
+    (lambda folder: (folder / "config.json").write_text("[]"), "it is no JSON object"),  # type: ignore[list-item, return-value]
     (lambda folder: (folder / "config.json").write_bytes(b"\xff{}"), "config.json cannot be read"),  # type: ignore[list-item, return-value]
     (truncate("tokenizer_config.json", 20), "tokenizer_config.json cannot be read"),
 ]
@@ -164,11 +167,74 @@ def test_damage_detects_every_truncation_and_never_raises(
     assert damage(folder) is not None
     (folder / "model.safetensors").write_bytes(complete[:offset] + noise + complete[offset + len(noise) :])
     assert damage(folder) is None or isinstance(damage(folder), str)
-    for name in ("config.json", "tokenizer_config.json", "model.safetensors.index.json"):
+    for name in ("config.json", "tokenizer_config.json"):
         write_model(folder)
         (folder / name).write_bytes(noise)
         assert (damage(folder) is None) == is_json_object(noise)
-        (folder / "model.safetensors.index.json").unlink(missing_ok=True)
+
+
+INDEX = "model.safetensors.index.json"
+HOSTILE: list[tuple[str, bytes, str]] = [
+    *(
+        (INDEX, json.dumps({"weight_map": weight_map}).encode(), "the weight_map of")
+        for weight_map in (
+            {"a": "../../passwd"}, {"a": "/etc/passwd"}, {"a": [1]}, {"a": 1}, {"a": None}, {"a": ""}, {"a": ".."},
+            {"a": "x\0y"}, None, [], 7, "x",
+        )
+    ),
+    (INDEX, b"{}", "the weight_map of"),
+    (INDEX, b'{"a":' * 100_000, "nested too deeply"),
+    ("config.json", b"[" * 100_000, "nested too deeply"),
+    ("config.json", "{}".encode("utf-16"), "cannot be read"),
+    ("config.json", b'{"a": ' + b"9" * 5000 + b"}", "cannot be read"),
+    ("model.safetensors", struct.pack("<Q", 2**63) + b"{}", "header is longer"),
+    ("model.safetensors", struct.pack("<Q", 10**9) + b"{}", "header is longer"),
+    ("model.safetensors", struct.pack("<Q", 200_000) + b"[" * 200_000, "nested too deeply"),
+    ("model.safetensors", struct.pack("<Q", 22) + b'{"a": {},  "a": {}}   ', "a name twice"),
+    ("model.safetensors", struct.pack("<Q", 2) + b"\xff\xfe", "no whole safetensors file"),
+    ("model.gguf", b"GGUF", "no whole GGUF file"),
+    ("model.gguf", b"GGUF" + b"\xff" * 500, "no valid GGUF header"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content", "message"), HOSTILE)
+def test_hostile_file_is_damage_and_never_another_exception(
+    model: Path, name: str, content: bytes, message: str
+) -> None:
+    (model / name).write_bytes(content)
+    assert message in (damage(model) or "")
+    with pytest.raises(IntegrityError, match="is damaged"):
+        fetch(ModelFacts(str(model)))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", INDEX, "model.safetensors"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_pipe_or_folder_in_place_of_a_file_is_damage(model: Path, name: str, make: Callable[[Path], None]) -> None:
+    (model / name).unlink(missing_ok=True)
+    make(model / name)
+    assert name in (damage(model) or "")
+
+
+def test_a_held_lock_delays_nothing_that_is_complete_and_times_out(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    create_once(folder, fill)
+    lock = tmp_path / "model.lock"
+    assert lock.stat().st_mode & 0o777 == 0o600
+    with FileLock(lock):
+        assert create_once(folder, fill) == folder
+        shutil.rmtree(folder)
+        with pytest.raises(ModelError, match="without progress"):
+            create_once(folder, fill, patience=0.05)
+        # Another process completes the folder while this one waits, and keeps its lock.
+        checks = iter(["missing", None])
+
+        def check(_: Path) -> str | None:
+            folder.mkdir(exist_ok=True)
+            return next(checks)
+
+        folder.mkdir()
+        assert create_once(folder, fill, check, patience=0.05) == folder
+    assert create_once(folder, fill) == folder
 
 
 def test_fetch_tokenizer_ignores_missing_weights(model: Path) -> None:

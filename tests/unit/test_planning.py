@@ -7,10 +7,12 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 from langchain.agents.middleware import ModelCallLimitMiddleware
+from langchain.tools import ToolRuntime
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
 from langchain_core.tools import BaseTool, StructuredTool
 from langgraph.checkpoint.memory import InMemorySaver
@@ -21,7 +23,8 @@ from graphs.llm_compiler import build_llm_compiler
 from graphs.plan_execute import build_plan_execute
 from graphs.rewoo import build_rewoo
 from lookahead_agent import ChatLookahead
-from lookahead_agent.agents.early_calls import MAX_CALLS
+from lookahead_agent.agents.early_calls import MAX_CALLS, EarlyCallMiddleware
+from lookahead_agent.agents.mcp_tools import _McpTool
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.engine_set import EngineSet
@@ -32,6 +35,7 @@ from tests.waiting import wait_until
 PLAN, PLAN_NOW, EXECUTE, RETRY = "You solve problems", "Now write", "Call now", "Write a call without"
 REPLAN, ANSWER = "Write another plan", "You answer a question from the results of tool calls"
 ANSWER_AT_LIMIT = "You answer a question from the results of tools"
+READ_ONLY = {"readOnlyHint": True}
 ACCEPT_ALL = VerifierPolicy(verifier="random", probability=1.0, depth=4)
 Build = Callable[..., Any]
 every_template = pytest.mark.parametrize("build", [build_plan_execute, build_rewoo, build_llm_compiler])
@@ -155,9 +159,7 @@ async def test_rewritten_call_that_equals_the_failed_one_does_not_run(build: Bui
     same = call_text("look_up", word="teh")
     script = {REPLAN: 'Plan:\n1. look_up("tea")', PLAN: 'Plan:\n1. look_up("teh")', RETRY: same, ANSWER: "Done."}
     await run(build(chat(script), tools.all))
-    # The tool node of llm_compiler repeats the early call that failed.
-    attempts = ["teh"] * (2 if build is build_llm_compiler else 1)
-    assert tools.called == [*attempts, *([] if build is build_rewoo else ["tea"])]
+    assert tools.called == ["teh", *([] if build is build_rewoo else ["tea"])]
 
 
 @pytest.mark.parametrize("build", [build_plan_execute, build_llm_compiler])
@@ -200,11 +202,8 @@ async def test_failed_call_among_several_is_retried(build: Build, asynchronous: 
     plan = 'Plan:\n1. look_up("a")\n2. look_up("b")\n3. look_up("c")\n4. look_up("$1$2$3")'
     graph = build(chat({PLAN: plan, RETRY: call_text("look_up", word="b2"), ANSWER: "Done."}), tools.all)
     await run(graph, asynchronous)
-    if build is build_llm_compiler:
-        assert sorted(tools.called[:3]) == ["a", "b", "c"]
-        assert tools.called[-1] == "a!b!c!", "the tool node repeated the early call that failed"
-    else:
-        assert tools.called[-1] == "a!b2!c!"
+    assert sorted(tools.called[:3]) == ["a", "b", "c"]
+    assert tools.called[3:] == ["b2", "a!b2!c!"]
 
 
 @every_template
@@ -272,8 +271,9 @@ async def test_plan_execute_runs_tools_without_hints_one_by_one() -> None:
 
 
 @sync_and_async
-async def test_llm_compiler_runs_calls_while_the_planner_writes(asynchronous: bool) -> None:
-    """The planner writes the second call after the first one has ended."""
+@pytest.mark.parametrize("schema", [None, {"type": "object", "properties": {"word": {"type": "string"}}}])
+async def test_llm_compiler_runs_calls_while_the_planner_writes(asynchronous: bool, schema: Any) -> None:
+    """The planner writes the second call after the first one has ended; also for tools with a schema, as MCP's."""
     ended = threading.Event()
 
     def note(word: str) -> str:
@@ -290,9 +290,10 @@ async def test_llm_compiler_runs_calls_while_the_planner_writes(asynchronous: bo
                     await wait_until(ended.is_set)
                 yield delta
 
+    tool = StructuredTool.from_function(note, args_schema=schema, metadata=READ_ONLY)
     script = scripted_replies(**{PLAN: 'Plan:\n1. note("a")\n2. note("b")', ANSWER: "Done."})
     llm = ChatLookahead(engines=EngineSet(WaitingEngine(ScriptedTokenizer(), reply_script(script))), policy="off")
-    await run(build_llm_compiler(llm, [StructuredTool.from_function(note)]), asynchronous)
+    await run(build_llm_compiler(llm, [tool]), asynchronous)
     assert ended.is_set()
 
 
@@ -323,7 +324,7 @@ async def test_llm_compiler_limits_the_number_of_parallel_early_calls(asynchrono
         add_active(-1)
         return word
 
-    tool = StructuredTool.from_function(work, awork, name="work", description="Work.")
+    tool = StructuredTool.from_function(work, awork, name="work", description="Work.", metadata=READ_ONLY)
     plan = "\n".join(f'{number}. work("{number}")' for number in range(1, count + 1))
     messages = await run(build_llm_compiler(chat({PLAN: f"Plan:\n{plan}", ANSWER: "Done."}), [tool]), asynchronous)
     assert len([message for message in messages if isinstance(message, ToolMessage)]) == count
@@ -511,3 +512,29 @@ async def test_second_plan_of_one_turn_has_its_own_results(build: Build, asynchr
     assert tools.called == ["tea"]
     answer_prompt = next(prompt for prompt in prompts if ANSWER in prompt)
     assert '[1] look tea up\n(not carried out)\n\n[1] look_up(word="tea")\ntea!' in answer_prompt
+
+
+def test_only_tools_that_say_that_they_read_start_early() -> None:
+    def with_runtime(word: str, runtime: ToolRuntime) -> str:
+        """Look a word up."""
+        return word
+
+    def plain(word: str) -> str:
+        """Look a word up."""
+        return word
+
+    schema = {"type": "object", "properties": {"word": {"type": "string"}}}
+    mcp = _McpTool(name="mcp", description="", args_schema=schema, begin=lambda arguments: Future(), metadata=READ_ONLY)
+    tools = [
+        mcp,
+        mcp.model_copy(update={"name": "unknown", "metadata": {}}),
+        mcp.model_copy(update={"name": "writes", "metadata": {"readOnlyHint": False, "idempotentHint": True}}),
+        mcp.model_copy(update={"name": "direct", "return_direct": True}),
+        mcp.model_copy(update={"name": "later"}),
+        StructuredTool.from_function(plain, metadata=READ_ONLY),
+        StructuredTool.from_function(plain, name="no_hint"),
+        StructuredTool.from_function(with_runtime, metadata=READ_ONLY),
+        StructuredTool(name="schema", description="", args_schema=schema, func=with_runtime, metadata=READ_ONLY),
+    ]
+    middleware = EarlyCallMiddleware(tools, planner="{tools} {form}", finisher="", later=["later"])
+    assert [*middleware.early] == ["mcp", "plain"]

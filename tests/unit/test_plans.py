@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from langchain_core.tools import tool
+from langchain_core.tools import StructuredTool, tool
 
 from lookahead_agent.agents.plans import MAX_VALUE_LENGTH, is_value, parse_plan, plan_form
+from lookahead_agent.agents.tool_use import truncation_notice
+from lookahead_agent.agents.written_calls import Parameters
 
 
 @tool
@@ -50,10 +53,10 @@ def parsed_arguments(line: str) -> dict[str, Any] | None:
     [
         ("sql(statement=\"SELECT a FROM t WHERE b = 'x(y'\")", {"statement": "SELECT a FROM t WHERE b = 'x(y'"}),
         ("sql('SELECT 1')  # one", {"statement": "SELECT 1"}),
-        ("`calculator($1 * 1.19)`", {"expression": "$1 * 1.19"}),
-        ("calculator(expression=480 * $1)", {"expression": "480 * $1"}),
+        ('`calculator("$1 * 1.19")`', {"expression": "$1 * 1.19"}),
+        ("calculator(expression=480 * $1)", None),
         ("calculator($1)", {"expression": "$1"}),
-        ("sql(What's the total)", {"statement": "What's the total"}),
+        ("sql(What's the total)", None),
         ('rows = sql("SELECT 2")', {"statement": "SELECT 2"}),
         ('read_file("a.txt", first_line=3)', {"name": "a.txt", "first_line": 3}),
         ('python(code="""\nimport json\n3. x\nprint(1)\n""")', {"code": "\nimport json\n3. x\nprint(1)\n"}),
@@ -117,6 +120,215 @@ def test_result_of_several_lines_replaces_only_a_whole_argument() -> None:
     assert fill('python("$1")', r1=rows) == {"code": rows}
     assert fill('python("print($1)")', r1=rows) is None
     assert not is_value("x" * (MAX_VALUE_LENGTH + 1))
+
+
+SEARCH = StructuredTool(
+    name="resolve-library.id",
+    description="Search.",
+    func=lambda **given: "",
+    args_schema={
+        "type": "object",
+        "required": ["q"],
+        "properties": {
+            "q": {"type": "string"},
+            "exact": {"type": "boolean"},
+            "limit": {"type": ["integer", "null"]},
+            "from": {"type": "string"},
+            "class": {"type": "string"},
+            "cik-A": {"type": "string"},
+            "$top": {"type": "number"},
+            "filter": {"type": "object", "properties": {"open": {"type": "boolean"}}},
+            "tags": {"type": "array", "items": {"type": "string"}},
+            "sort": {"enum": ["up", "down"]},
+        },
+    },
+)
+
+
+def searched(arguments: str) -> dict[str, Any] | None:
+    first, line = parse_plan(
+        f'Plan:\n1. sql("SELECT 1")\n2. resolve-library.id({arguments}', TOOLS | {SEARCH.name: SEARCH}
+    )
+    assert first.arguments == {"statement": "SELECT 1"}
+    assert line.tool == SEARCH.name
+    return line.arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ('q="tea", exact=false, limit=null)', {"exact": False, "limit": None}),
+        ('q="tea", exact=True, limit=None)', {"exact": True, "limit": None}),
+        ('"tea", true, 3)', {"exact": True, "limit": 3}),
+        ('{"q": "tea", "limit": 3, "from": "2024-01-01"})', {"limit": 3, "from": "2024-01-01"}),
+        ('q="tea", from="2024-01-01", class=\'x\', cik-A = "a")', {"from": "2024-01-01", "class": "x", "cik-A": "a"}),
+        ('q="tea", $top=1.5e1)', {"$top": 15.0}),
+        ('q="tea", filter={"open": true, "until": null, "in": [1, {"a": -2}]})', {
+            "filter": {"open": True, "until": None, "in": [1, {"a": -2}]}
+        }),
+        ('q="tea", tags=["a", "b",],)', {"tags": ["a", "b"]}),
+        ('q="tea", tags=("a", "b"))', {"tags": ["a", "b"]}),
+        ('q="tea", # the drink\n  limit=1_000)', {"limit": 1000}),
+        ('q="tea", limit=$1)', {"limit": "$1"}),
+        ('q="tea", tags=["$1", $1])', {"tags": ["$1", "$1"]}),
+        ('q=("tea")).', {}),
+        ('q="tea")\nThat is all.', {}),
+        ('q="tea") # and more(', {}),
+        # Not exactly literals.
+        ('q="tea", limit="3")', None),
+        ("q=tea)", None),
+        ("q=3)", None),
+        ('q="tea", exact=1)', None),
+        ('q="tea", sort="left")', None),
+        ('q="tea", tags="a")', None),
+        ('q="tea", filter={"open": "yes"})', None),
+        ('q="tea", limit=3.5)', None),
+        ('q="tea", limit=NaN)', None),
+        ('q="tea", $top=Infinity)', None),
+        ('q="tea", $top=1e999)', None),
+        (f'q="tea", limit={"9" * 5_000})', None),
+        ('q="tea", limit=007)', None),
+        ('q="tea", limit=1+2)', None),
+        ('q="tea", limit=2024-01-01)', None),
+        ('q="tea", limit=$2)', None),
+        ('q="tea", limit=$1 + 1)', None),
+        ('q="tea", other=1)', None),
+        ('q="tea", q="milk")', None),
+        ('"tea", q="milk")', None),
+        ('q="tea", 3)', None),
+        ('{"q": "tea", "q": "milk"})', None),
+        ('{"q": "tea"}, limit=3)', None),
+        ('{"limit": 3})', None),
+        ('q="tea", filter={"a": 1, "a": 2})', None),
+        ('q="tea", filter={1: 2})', None),
+        ('q="tea", filter={"$1": 2})', None),
+        ('q="tea", tags={"a", "b"})', None),
+        ('q="tea" "milk")', None),
+        ('q="tea"$1)', None),
+        ('q="tea" + "milk")', None),
+        ('q=f"tea")', None),
+        ('q=b"tea")', None),
+        ("q=“tea”)", None),
+        ('q="tea)', None),
+        ('q="tea\\")', None),
+        ("q='it's')", None),
+        ('q="tea"', None),
+        ('q="tea"])', None),
+        ('q="tea",, limit=3)', None),
+        ('q=, limit=3)', None),
+        ('q="tea", limit)', None),
+        ('q: "tea")', None),
+        ('q="tea", tags=[...])', None),
+        ('q="tea", tags=["..."])', None),
+        ('q="a\\/b")', None),
+        (f'q="tea", tags={"[" * 10_000}{"]" * 10_000})', None),
+        # More than the call.
+        ('q="tea").strip()', None),
+        ('q="tea")\n.strip()', None),
+        ('q="tea") + "milk"', None),
+        ('q="tea") if exact else None', None),
+        ('q="tea")[0]', None),
+        ('q="tea"), calculator("1")', None),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_line_has_exactly_the_values_that_it_states_or_is_incomplete(
+    arguments: str, expected: dict[str, Any] | None
+) -> None:
+    assert searched(arguments) == (None if expected is None else {"q": "tea"} | expected)
+
+
+@pytest.mark.parametrize(
+    ("quoted", "value"),
+    [
+        ('"a \\"b\\" \\\\ c"', 'a "b" \\ c'),
+        ('"it\'s (x, y]"', "it's (x, y]"),
+        ('"\\u00e9 \\ud83d\\ude00"', "é 😀"),
+        (r'"\d+\s\w"', r"\d+\s\w"),
+        (r'r"\d\n"', r"\d\n"),
+        ('"""a "b"\n2. c"""', 'a "b"\n2. c'),
+        ('"a\r\nb"', "a\r\nb"),
+        ('""', ""),
+        ('"# no comment"', "# no comment"),
+        ('"true"', "true"),
+        ("'{\"id\": $1}'", '{"id": $1}'),
+    ],
+)
+def test_text_in_quotes_is_read_exactly(quoted: str, value: str) -> None:
+    assert searched(f"q={quoted})") == {"q": value}
+
+
+def test_lone_object_is_all_arguments_or_the_first_one_by_the_schema() -> None:
+    objects = {"type": "object", "properties": {"where": {"type": "object"}, "most": {"type": "integer"}}}
+    tool = StructuredTool(name="find", description="", func=lambda **given: "", args_schema=objects)
+
+    def read(text: str) -> dict[str, Any] | None:
+        return parse_plan(f"Plan:\n1. find({text})", {"find": tool})[0].arguments
+
+    assert read('{"name": "tea"}') == {"where": {"name": "tea"}}
+    assert read('{"where": {"name": "tea"}, "most": 3}') is None, "it could be both"
+    assert read('{"most": "three"}') == {"where": {"most": "three"}}
+    assert read('where={"most": 3}, most=2') == {"where": {"most": 3}, "most": 2}
+
+
+def test_tools_are_found_by_their_whole_name() -> None:
+    tools = dict.fromkeys(("get", "get-docs", "_get", "2fa.code"), sql)
+    names = ["get", "get-docs", "_get", "2fa.code", "**get-docs**", "docs.get", "get-doc", "other"]
+    found = [parse_plan(f'Plan:\n1. {name}("x")', tools)[0].tool for name in names]
+    assert found == ["get", "get-docs", "_get", "2fa.code", "get-docs", None, None, None]
+
+
+def test_numbers_begin_lines_except_in_triple_quotes() -> None:
+    plan = 'Plan:\n1. python(code="""\n2. sql("no")\n""")\n2. sql("yes")\n3. sql("cut\n4. sql("no)\n4. sql("four")'
+    lines = parse_plan(plan, TOOLS)
+    assert [line.arguments for line in lines[:2]] == [{"code": '\n2. sql("no")\n'}, {"statement": "yes"}]
+    assert lines[2].arguments is None
+    open_call = parse_plan('Plan:\n1. python(code="""\n2. sql("no")\n', TOOLS)
+    assert [(line.tool, line.arguments) for line in open_call] == [("python", None)]
+
+
+def test_64_kilobytes_of_a_plan_are_read_in_linear_time() -> None:
+    for text in ("'\\'" * 16_000, '"' * 64_000, "(" * 64_000, 'python("""' + "\n2. x" * 13_000, "$1" * 32_000):
+        started = time.process_time()
+        parse_plan(f"Plan:\n1. sql({text}", TOOLS)
+        parse_plan(f"Plan:\n1. {text}", TOOLS)
+        assert time.process_time() - started < 2, text[:20]
+
+
+def test_schemas_that_are_hard_to_check_or_invalid_make_a_line_incomplete() -> None:
+    nested: dict[str, Any] = {"a0": {"type": "string"}}
+    nested |= {f"a{n}": {"allOf": [{"$ref": f"#/$defs/a{n - 1}"}] * 2} for n in range(1, 30)}
+    schemas = [
+        {"properties": {"q": {"$ref": "#/$defs/a29"}}, "$defs": nested},
+        {"properties": {"q": {"$ref": "http://127.0.0.1:1/x.json"}}},
+        {"properties": {"q": {"type": "nothing"}}},
+    ]
+    for schema in schemas:
+        assert not Parameters(schema).fits({"q": "a"})
+    slow = Parameters({"properties": {"q": {"type": "string", "pattern": "(a+)+$"}}})
+    assert slow.fits({"q": "a" * 40 + "!"}), "patterns are the tool's own matter"
+    lax = [
+        {"properties": {"q": True}},
+        {"additionalProperties": {"type": "string"}},
+        {"required": ["q"], "properties": {"q": {}}},
+    ]
+    assert all(Parameters(schema).fits({"q": "a"}) for schema in lax)
+
+
+def test_results_take_the_type_of_their_argument() -> None:
+    tools = TOOLS | {SEARCH.name: SEARCH}
+
+    def fill(arguments: str, result: str) -> dict[str, Any] | None:
+        *_, line = parse_plan(f'Plan:\n1. sql("a")\n2. {SEARCH.name}({arguments})', tools)
+        return line.filled({1: result})
+
+    assert fill('q="$1", limit=$1', "42") == {"q": "42", "limit": 42}
+    assert fill('q="a", tags=$1', '["b"]') == {"q": "a", "tags": ["b"]}
+    assert fill('q="a", tags=["$1"]', "42") == {"q": "a", "tags": ["42"]}
+    assert fill('q="a", limit="$1"', "none found") is None
+    assert fill('q="a", $top=$1', "NaN") is None
+    assert fill("q='{\"id\": $1}'", "42") == {"q": '{"id": 42}'}
+    assert fill('q="$1"', "x" * 9 + truncation_notice(9, 99, "ask for less")) is None, "the notice is no part of it"
 
 
 @given(st.text(), st.integers())

@@ -127,3 +127,25 @@ async def test_no_prefill_starts_between_replies_that_follow_immediately() -> No
     await warmer.stop()
     assert engine.prompts == []
     assert len(warmer.waiting) == 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("error", [RuntimeError("no such block"), asyncio.CancelledError(), SystemExit("bye")])
+async def test_any_failure_is_logged_once_and_later_prefixes_are_prefilled(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    class FailingEngine(RecordingEngine):
+        async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
+            raise error
+            yield
+
+    engine, warmer = RecordingEngine(), PrefixWarmer(lambda: True, piece=4, idle_seconds=0)
+    for _ in range(2):
+        warmer.add(FailingEngine(), range(10), drafted=True)
+        await wait_for_prefill(warmer)
+    warmer.add(engine, range(3), drafted=True)
+    await wait_for_prefill(warmer)
+    assert engine.prompts == [3]
+    warnings = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert "prompts are not read ahead" in warnings[0].getMessage()

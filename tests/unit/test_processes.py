@@ -5,87 +5,144 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from multiprocessing.process import BaseProcess
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-from lookahead_agent.engines import processes
-from lookahead_agent.engines.processes import end_processes, finish_start, kill_processes, refuse_starts, spawning
-from lookahead_agent.errors import EngineError
+from lookahead_agent.engines import child_watch, processes
+from lookahead_agent.engines.processes import (
+    PARENT,
+    EngineProcess,
+    StartError,
+    finish_start,
+    kill_processes,
+    refuse_starts,
+)
+from lookahead_agent.errors import ConfigurationError, EngineError
 
 SPAWN = multiprocessing.get_context("spawn")
+SLEEP = "import time; time.sleep(60)"
 BINDING = "VLLM_CPU_OMP_THREADS_BIND"
+ANSWER = "import os, pickle; job = pickle.load(sys.stdin.buffer); out = os.fdopen(int(sys.argv[1]), 'wb'); "
+ENVIRONMENT = ANSWER + "pickle.dump((True, (job, dict(os.environ))), out)"
 
 
-def send_variable(name: str, answers: multiprocessing.SimpleQueue[str | None]) -> None:
-    answers.put(os.environ.get(name))
+class Job:
+    """A class of this module, which is the main module of some programs."""
 
 
-def variable_in_child(name: str) -> str | None:
-    """The value of an environment variable in a process that is spawned now."""
-    answers: multiprocessing.SimpleQueue[str | None] = SPAWN.SimpleQueue()
-    process = SPAWN.Process(target=send_variable, args=(name, answers))
-    process.start()
-    value = answers.get()
-    process.join()
-    return value
+def test_a_start_changes_neither_the_environment_nor_the_main_module_of_the_program() -> None:
+    before, main = dict(os.environ), sys.modules["__main__"]
+    user = {"TOKENIZERS_PARALLELISM": "true"}
+    started = [EngineProcess(cores, {BINDING: cores, **user}, ENVIRONMENT) for cores in ("0-2,5", "1")]
+    try:
+        assert pickle.loads(pickle.dumps(Job())).__class__ is Job
+        assert dict(os.environ) == before
+        assert sys.modules["__main__"] is main
+        for process in started:
+            cores, variables = process.wait_until_started()
+            expected = {BINDING: cores, PARENT: str(os.getpid()), "VLLM_NO_USAGE_STATS": "1", **user}
+            assert {name: variables[name] for name in expected} == expected
+            assert Path(variables["VLLM_RPC_BASE_PATH"]).is_dir()
+            assert process.exit_code() == 0
+    finally:
+        finish_start([process.pid for process in started], failed=True)
+    assert dict(os.environ) == before
 
 
-def test_concurrent_engine_starts_have_separate_environments() -> None:
-    lock, restored = threading.Lock(), list[bool]()
-
-    def start(cores: str) -> str | None:
-        with ExitStack() as stack:
-            stack.enter_context(lock)
-            stack.callback(lambda: restored.append(BINDING not in os.environ))
-            pids = stack.enter_context(spawning({BINDING: cores}, stack.close))
-            value = variable_in_child(BINDING)
-            assert len(pids) == 1
-            finish_start(pids, failed=False)
-            return value
-
-    with ThreadPoolExecutor() as threads:
-        assert list(threads.map(start, ["0-2,5", "1"])) == ["0-2,5", "1"]
-    assert restored == [True, True]
-    assert variable_in_child(BINDING) is None
-
-
-def test_engine_environment_overrides_that_of_the_program_and_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(BINDING, "7")
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
-    monkeypatch.delenv("VLLM_NO_USAGE_STATS", raising=False)
-    main = sys.modules["__main__"]
-    with spawning({BINDING: "1"}):
-        assert variable_in_child(BINDING) == "1"
-        assert os.environ["VLLM_NO_USAGE_STATS"] == "1"
-        assert os.environ["TOKENIZERS_PARALLELISM"] == "true", "the user's value takes precedence"
-        assert sys.modules["__main__"] is not main
-    assert os.environ[BINDING] == "7"
-    assert "VLLM_NO_USAGE_STATS" not in os.environ
-    assert sys.modules["__main__"] is main
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("import os; os.kill(os.getpid(), 9)", "-9"),
+        ("sys.exit(3)", "3"),
+        (ANSWER + "pickle.dump((False, {'message': job, 'is_refused': True}), out)", "no such argument"),
+    ],
+)
+def test_a_failed_start_says_why(program: str, message: str) -> None:
+    process = EngineProcess("no such argument", {}, program)
+    with pytest.raises(StartError, match=message) as raised:
+        process.wait_until_started()
+    assert raised.value.is_refused == (message == "no such argument")
+    finish_start([process.pid], failed=True)
+    with pytest.raises(ConfigurationError, match="cannot be sent to its process"):
+        EngineProcess(lambda: None, {})
 
 
-def test_process_spawned_by_another_thread_does_not_belong_to_the_engine() -> None:
-    with spawning({}) as pids, ThreadPoolExecutor() as threads:
-        user_process = threads.submit(spawn_sleeper).result()
-        assert pids == []
-    end_processes([psutil.Process(user_process.pid)])
+UNGUARDED = """
+import os, pickle, sys
+print("the script runs", flush=True)
+from lookahead_agent.engines.processes import EngineProcess
+program = (
+    "import importlib.util as u;"
+    "sys.modules['__main__'].__spec__ = u.find_spec('lookahead_agent.engines.worker_main');"
+    "import multiprocessing, time; worker = multiprocessing.get_context('spawn').Process(target=time.sleep, args=(0,));"
+    "worker.start(); worker.join(); import os, pickle;"
+    "pickle.dump((True, worker.exitcode), os.fdopen(int(sys.argv[1]), 'wb'))"
+)
+print(EngineProcess(None, {}, program).wait_until_started(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("from_stdin", [False, True])
+def test_a_script_without_a_guard_runs_once(tmp_path: Path, from_stdin: bool) -> None:
+    (tmp_path / "script.py").write_text(UNGUARDED)
+    command = [sys.executable, "-" if from_stdin else str(tmp_path / "script.py")]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        command, input=UNGUARDED if from_stdin else "", env=environment, capture_output=True, text=True, timeout=100
+    )
+    assert done.stdout.split("\n") == ["the script runs", "0", ""], done.stderr
+
+
+@pytest.mark.parametrize(("end", "code"), [("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 11)", -11)])
+def test_the_waiting_program_ends_as_the_first_process_does_and_forwards_sigterm(end: str, code: int) -> None:
+    child = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); print(flush=True); "
+    starter = (
+        "import os, subprocess, sys\n"
+        f"children = [subprocess.Popen([sys.executable, '-c', {child!r} + end], stdout=subprocess.PIPE) "
+        f"for end in ('time.sleep(60)', sys.argv[1])]\n"
+        "for child in children: child.stdout.readline()\n"
+        f"os.execv(sys.executable, [sys.executable, '-I', '-S', {child_watch.__file__!r}, str(os.getppid()), "
+        "*(str(child.pid) for child in children)])"
+    )
+    process = subprocess.Popen([sys.executable, "-c", starter, end])
+    assert process.wait(30) == code
+    process = subprocess.Popen([sys.executable, "-c", starter, "time.sleep(60)"])
+    wait_for(lambda: any("child_watch" in word for word in psutil.Process(process.pid).cmdline()))
+    children = psutil.Process(process.pid).children()
+    wait_for(lambda: "SigCgt:" in Path(f"/proc/{process.pid}/status").read_text() and caught(process.pid, 15))
+    process.terminate()
+    assert process.wait(30) == 7, "the children end by their own handlers"
+    psutil.wait_procs(children, 30)
+
+
+def caught(pid: int, number: int) -> bool:
+    """Whether a process has a handler of a signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    (mask,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_socket_folder_is_removed_at_exit_and_avoids_long_paths(tmp_path: Path) -> None:
     script = (
-        "import os; from lookahead_agent.engines.processes import spawning\n"
-        "with spawning({}): folder = os.environ['VLLM_RPC_BASE_PATH']\n"
-        "open(folder + '/socket', 'w').close(); print(folder)"
+        "from lookahead_agent.engines.processes import socket_folder\n"
+        "folder = socket_folder(); open(folder + '/socket', 'w').close(); print(folder)"
     )
     short = tempfile.mkdtemp(prefix="short-")
     done = subprocess.run([sys.executable, "-c", script], env={**os.environ, "TMPDIR": short}, capture_output=True)
@@ -107,6 +164,14 @@ def run_worker(folder: Path, *, fails: bool) -> None:
         raise ValueError("as expected by the test")
 
 
+def spawn_worker(folder: str, fails: bool) -> None:
+    """Run `run_worker` in a spawned process, and exit with its code."""
+    process = SPAWN.Process(target=run_worker, args=(Path(folder),), kwargs={"fails": fails})
+    process.start()
+    process.join()
+    raise SystemExit(process.exitcode)
+
+
 class TeardownMarker:
     """Creates a file when it is deleted."""
 
@@ -119,11 +184,10 @@ class TeardownMarker:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_worker_skips_teardown_after_its_exit_handlers_and_keeps_its_exit_code(tmp_path: Path, fails: bool) -> None:
-    with spawning({}):
-        process = SPAWN.Process(target=run_worker, args=(tmp_path,), kwargs={"fails": fails})
-        process.start()
-        process.join()
-    assert process.exitcode == fails
+    main = "import sys, importlib.util as u; main = u.find_spec('lookahead_agent.engines.worker_main')"
+    main += "; sys.modules['__main__'].__spec__ = main"
+    script = f"{main}; from tests.unit.test_processes import spawn_worker; spawn_worker({str(tmp_path)!r}, {fails})"
+    assert subprocess.run([sys.executable, "-c", script], check=False, capture_output=True).returncode == fails
     assert [file.name for file in tmp_path.iterdir()] == ["handler"]
 
 
@@ -138,15 +202,11 @@ def test_worker_prints_no_traceback_if_its_parent_ends_early(error: str, printed
 
 def test_refuse_starts_kills_starting_engines_and_prevents_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_starts_refused", False)  # restored after the test
-    with spawning({}):
-        starting = spawn_sleeper()
-        refuse_starts()
-        assert not psutil.pid_exists(starting.pid or 0)
-        with pytest.raises(EngineError, match="shutting down"):
-            spawn_sleeper()
-    user_process = spawn_sleeper()
-    assert user_process.is_alive(), "other processes of the program may start"
-    kill_processes([psutil.Process(user_process.pid)])
+    starting = EngineProcess(None, {}, SLEEP)
+    refuse_starts()
+    assert not psutil.pid_exists(starting.pid)
+    with pytest.raises(EngineError, match="shutting down"):
+        EngineProcess(None, {}, SLEEP)
 
 
 def test_kill_processes_ends_processes_that_ignore_sigterm_oldest_first() -> None:
@@ -162,21 +222,16 @@ def test_kill_processes_ends_processes_that_ignore_sigterm_oldest_first() -> Non
     assert not any(child.is_running() for child in children)
 
 
-def spawn_sleeper() -> BaseProcess:
-    process = SPAWN.Process(target=time.sleep, args=(60,))
-    process.start()
-    return process
-
-
-def test_failed_start_kills_only_its_own_processes() -> None:
-    other = spawn_sleeper()
-    with spawning({}) as pids:
-        failed = spawn_sleeper()
-    finish_start(pids, failed=True)
-    with spawning({}) as pids:
-        started = spawn_sleeper()
-    finish_start(pids, failed=False)
-    try:
-        assert [psutil.pid_exists(process.pid or 0) for process in (failed, started, other)] == [False, True, True]
-    finally:
-        end_processes(psutil.Process(process.pid) for process in (other, started))
+def test_failed_start_kills_only_its_own_processes_and_a_manager_ends_them() -> None:
+    failed, started = (EngineProcess(None, {}, SLEEP) for _ in range(2))
+    finish_start([failed.pid], failed=True)
+    finish_start([started.pid], failed=False)
+    assert not psutil.pid_exists(failed.pid)
+    assert started.exit_code(0) is None
+    watcher = threading.Thread(target=started.monitor_engine_liveness)
+    watcher.start()
+    started.shutdown()
+    started.shutdown()
+    watcher.join(30)
+    assert not watcher.is_alive()
+    assert not psutil.pid_exists(started.pid)

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from langchain_core.exceptions import OutputParserException
 from langchain_core.utils.json import parse_partial_json
 
+from lookahead_agent.chat.structured_output import FormParser
 from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.generation.json_tool_parsers import ToolParser
 from lookahead_agent.generation.reader import ReplyReader
 from lookahead_agent.generation.tool_calls import as_invalid_json
 from lookahead_agent.generation.tool_parsers import choose_tool_parser
-from tests.unit.replies import FORMATS, TAGS, cuts_of, read, replies_in, reply_content
+from tests.unit.replies import FORMATS, TAGS, TOOLS, cuts_of, read, replies_in, reply_content
 from tests.unit.test_tool_parsers import tokenizer_with
 
 EXAMPLES = int(os.environ.get("READER_EXAMPLES", "120"))
@@ -76,3 +81,99 @@ def test_without_tags_and_tools_every_chunk_is_streamed_at_once(chunks: list[str
         reader.push(chunk)
         assert streamed == chunks[:number]
     assert reader.finish(truncated=False).parsed.content == "".join(chunks)
+
+
+CALL = '{"name": "add", "arguments": {"a": 1}}'
+HOSTILE = [
+    *(
+        "`",
+        "``` ",
+        "```\n",
+        "```json",
+        "~~~\n",
+        "x`",
+        "<think>",
+        "</think>",
+        "<think>a</think>",
+        "<tool_call>",
+        "<tool_call>{",
+    ),
+    *(
+        '<tool_call>["',
+        "{",
+        "[ ",
+        " ",
+        "\n",
+        '{"name":',
+        '[{"name": ',
+        '{"type": "a", ',
+        '{ "id" : ',
+        '\\"',
+        "a",
+        '"',
+        "<",
+    ),
+    *(f"{CALL}\n", f"```json\n{CALL}\n", f"<tool_call>{CALL}</tool_call>", f"[TOOL_CALLS]{CALL}", "[TOOL_CALLS]a "),
+]
+"""Texts that are hostile where they are repeated."""
+BEGINNINGS = ["", "`", "x```", "{", '{"type": [', "<tool_call>", "<think>"]
+
+
+def assert_linear(work: Callable[[str], object], text: str) -> None:
+    """Assert that work on a text takes far less than 16 times as long as work on a fourth of it."""
+    # The processor's time is noisy on a busy machine: only a repeated excess is one.
+    for _ in range(4):
+        began = time.process_time()
+        work(text)
+        whole = time.process_time() - began
+        if whole < 0.05:
+            return
+        began = time.process_time()
+        work(text[: len(text) // 4])
+        if whole < 10 * (time.process_time() - began):
+            return
+    pytest.fail(f"{whole:.2f} s for {text[:40]!r}…")
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        *[(name, 1 << 16) for name in ("hermes", "llama3_json", "mistral", "qwen3_coder", "deepseek_v31")],
+        *[(name, 8) for name in ("hermes", "mistral", "pythonic")],
+    ],
+)
+def test_reading_takes_time_in_proportion_to_the_length_of_any_text(
+    name: str, size: int, parsers: dict[str, ToolParser]
+) -> None:
+    def work(text: str) -> None:
+        reader = ReplyReader(TAGS, False, False, parsers[name], TOOLS, lambda _: None)
+        for at in range(0, len(text), size):
+            reader.push(text[at : at + size])
+        reply = reader.finish(truncated=len(text) % 2 == 0)
+        reply.thinking_tokens(range(1, len(text)))
+
+    units = [*HOSTILE, *FORMATS[name]]
+    for number, unit in enumerate(units):
+        begin = BEGINNINGS[number % len(BEGINNINGS)] if size > 8 else ""
+        assert_linear(work, begin + unit * (16_000 // len(unit)))
+
+
+def test_parsing_of_a_form_takes_time_in_proportion_to_the_length_of_any_text() -> None:
+    def work(text: str) -> None:
+        for chunks in ([text], [text[at : at + 4] for at in range(0, len(text), 4)]):
+            with suppress(OutputParserException):
+                list(FormParser().transform(iter(chunks)))
+
+    for unit in ('{"a":', "[", '{"a":"', "\\", '{"a": 1}', "[1,", "```json\n", '"a",', "1", " "):
+        for begin in ("", '["'):
+            assert_linear(work, begin + unit * (16_000 // len(unit)))
+
+
+@pytest.mark.parametrize("text", ["[" * 5000, '{"a":' * 5000])
+def test_deep_json_is_a_parsing_error(text: str) -> None:
+    with pytest.raises(OutputParserException, match="nested too deep"):
+        FormParser().parse(text)
+    assert list(FormParser().transform(iter(['{"a": "b', '", "c": [1, 2', "]}"]))) == [
+        {"a": "b"},
+        {"a": "b", "c": [1, 2]},
+    ]

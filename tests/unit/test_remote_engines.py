@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import traceback
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,21 @@ async def test_the_last_delta_has_the_count_of_cached_tokens(tokenizer: HFTokeni
     assert (reply.report.target_prompt.total, reply.report.target_prompt.cached) == (1, cached)
 
 
+@pytest.mark.parametrize("is_vllm", [True, False])
+async def test_a_cache_salt_is_sent_and_without_its_effect_no_cached_tokens_are_told(
+    tokenizer: HFTokenizer, is_vllm: bool
+) -> None:
+    server = FakeServer(tokenizer, REPLY, returns_token_ids=is_vllm)
+    server.cached = 7
+    engine = engine_on({"one": server}, tokenizer)
+    await engine.connect()
+    found = await deltas(engine, cache_salt="client 1")
+    assert server.requests[-1]["cache_salt"] == "client 1"
+    assert found[-1].cached_tokens == (7 if is_vllm else None), "another server may share its cache between salts"
+    assert (await deltas(engine))[-1].cached_tokens == 7
+    assert "cache_salt" not in server.requests[-1]
+
+
 async def test_sampling_options_are_sent_in_the_request_body(tokenizer: HFTokenizer) -> None:
     server = FakeServer(tokenizer, REPLY)
     engine = engine_on({"one": server}, tokenizer)
@@ -119,13 +136,13 @@ async def test_a_server_that_rejects_return_token_ids_still_works(tokenizer: HFT
     server = FakeServer(tokenizer, REPLY, returns_token_ids=False)
 
     def strict(request: httpx.Request) -> httpx.Response:
-        if b"return_token_ids" in request.content:
+        if b"return_token_ids" in request.content or b"cache_salt" in request.content:
             return httpx.Response(400, json={"error": {"message": "Extra inputs are not permitted"}})
         return server(request)
 
     engine = OpenAIEngine(RemoteModel("http://one/v1", "model"), tokenizer, transport=Fleet(one=strict))
     await engine.connect()
-    assert await text(engine) == REPLY
+    assert await text(engine, cache_salt="client 1") == REPLY
 
 
 async def test_a_text_only_server_still_validates_the_tool_parser(tokenizer: HFTokenizer) -> None:
@@ -315,3 +332,156 @@ async def test_remote_embedder_batches_pairs_and_returns_cosine_similarities() -
     bad = httpx.MockTransport(lambda _: httpx.Response(200, json={}))
     with pytest.raises(EngineError, match="/embeddings"):
         await RemoteEmbedder(RemoteModel("http://one/v1", "m"), bad).similarity("x", "y")
+
+
+KEY = "sk-SECRET.7/+=~"
+
+
+async def outcome(respond: Callable[[httpx.Request], httpx.Response], tokenizer: HFTokenizer, **remote: Any) -> str:
+    """The text of a reply and of everything that is printed about its error."""
+    fields = {"url": "http://one/v1", "model": "model", "api_key": KEY, "max_retries": 0, **remote}
+    try:
+        engine = OpenAIEngine(RemoteModel(**fields), tokenizer, transport=Fleet(one=respond))
+        await engine.connect()
+        return await text(engine)
+    except (EngineError, ConfigurationError) as error:
+        causes = [error, error.__cause__]
+        return "\n".join([*map(repr, causes), *map(str, causes), *traceback.format_exception(error, chain=True)])
+
+
+def raising(error: BaseException) -> Callable[[httpx.Request], httpx.Response]:
+    def respond(request: httpx.Request) -> httpx.Response:
+        raise error
+
+    return respond
+
+
+def ends_badly(tokenizer: HFTokenizer, body: str | bytes, **fields: Any) -> Callable[[httpx.Request], httpx.Response]:
+    """A server that sends `body` in place of the events of a reply."""
+    server = FakeServer(tokenizer, REPLY)
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        if b'"stream":true' in request.content.replace(b" ", b""):
+            return httpx.Response(**{"status_code": 200, "content": body, **fields})
+        return server(request)
+
+    return respond
+
+
+def event_of(**choice: Any) -> str:
+    return f"data: {json.dumps({'choices': [{'text': '', 'index': 0, **choice}]})}\n\n"
+
+
+FAILURES: dict[str, tuple[Any, str]] = {
+    "an echo of the key": (httpx.Response(401, json={"error": {"message": f"Incorrect key {KEY}"}}), "<API key>"),
+    "an echo in a text": (httpx.Response(500, text=f"no {KEY} " * 99), "<API key>"),
+    "an echo in a model's name": (httpx.Response(200, json={"data": [{"id": KEY}, {"id": "b"}]}), "<API key>"),
+    "a transport's error": (RuntimeError(f"header Bearer {KEY}"), "<API key>"),
+    "a transport's HTTP error": (httpx.LocalProtocolError(f"Illegal header b'{KEY}'"), "<API key>"),
+    "a transport that exits": (SystemExit(f"bad {KEY}"), "failed: bad <API key>"),
+    "a transport that is cancelled": (asyncio.CancelledError(), "failed: CancelledError"),
+    "models that are no list": (httpx.Response(200, json={"data": 7}), "no model"),
+    "models of other types": (httpx.Response(200, json={"data": [None, 3, {"id": [1]}, {}]}), "no model"),
+    "models that are a list": (httpx.Response(200, json=[1]), "no model"),
+    "deep JSON": (httpx.Response(200, text="[" * 100_000), "not JSON"),
+    "bytes": (httpx.Response(200, content=b"\xff\xfe\x00"), "not JSON"),
+    "a redirect": (
+        httpx.Response(307, headers={"Location": f"https://u:SECRET@two/v1?key={KEY}"}),
+        "to https://two/v1",
+    ),
+    "a redirect to no address": (
+        httpx.Response(307, headers={"Location": f"https://u:{KEY}@two/v1"}),
+        "an invalid address",
+    ),
+    "a redirect to nowhere": (httpx.Response(302), "redirects to another address"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+async def test_no_error_of_a_server_has_the_key_and_each_says_what_happened(tokenizer: HFTokenizer, name: str) -> None:
+    answer, message = FAILURES[name]
+    respond = raising(answer) if isinstance(answer, BaseException) else lambda _: answer
+    for url in ("http://one/v1", "http://user:SECRET@one/v1"):
+        shown = await outcome(respond, tokenizer, url=url)
+        assert message in shown
+        assert "SECRET" not in shown
+
+
+STREAM_FAILURES: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
+    "an aborted reply": (event_of(finish_reason="abort"), {}, "finish_reason 'abort'"),
+    "a failed reply": (event_of(finish_reason="error", message=f"out of memory {KEY}"), {}, "'error': out of memory"),
+    "vLLM's older error": ('data: {"object": "error", "message": "no memory", "code": 500}\n\n', {}, "no memory"),
+    "a context that is too short": (
+        'data: {"error": {"message": "the maximum context length is 9", "code": 400}}\n\n', {}, "ContextLengthError"),
+    "a line without an end": (b"data: " + b"x" * (17 << 20), {}, "more than 16 MiB"),
+    "an event without an end": (b"data: xxxxxxxxxxxx\n" * (1 << 20), {}, "more than 16 MiB"),
+    "a redirect": ("", {"status_code": 307, "headers": {"Location": "http://two"}}, "redirects to http://two (307)"),
+    "an error of many bytes": (b"x" * (1 << 22), {"status_code": 500}, "answered 500"),
+    "tokens that are no numbers": (event_of(token_ids=["a", 1.5]), {}, "does not answer like"),
+    "tokens that are too large": (event_of(token_ids=[1 << 40]), {}, "does not answer like"),
+    "choices that are a number": ('data: {"choices": 7}\n\n', {}, "does not answer like"),
+    "an event that is a number": ("data: 7\n\n", {}, "does not answer like"),
+    "a deep event": ("data: " + "[" * 100_000 + "\n\n", {}, "not JSON"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STREAM_FAILURES)
+async def test_a_stream_that_fails_raises_one_error_with_the_reason(tokenizer: HFTokenizer, name: str) -> None:
+    body, fields, message = STREAM_FAILURES[name]
+    shown = await outcome(ends_badly(tokenizer, body, **fields), tokenizer)
+    assert message in shown
+    assert "SECRET" not in shown
+
+
+@pytest.mark.parametrize("key", ["\nKEY", "KEY \t\r\n", "KEY"])
+async def test_white_space_around_a_key_is_not_sent(tokenizer: HFTokenizer, key: str) -> None:
+    server = FakeServer(tokenizer, REPLY)
+    seen = set[str]()
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        seen.add(request.headers["Authorization"])
+        return server(request)
+
+    assert await outcome(respond, tokenizer, api_key=key) == REPLY
+    assert seen == {"Bearer KEY"}
+
+
+@pytest.mark.parametrize("key", ["SECRÉT", "SECRET\nX: y", "SECRET\0", "SECRET key", "SECRET\ud800", "\x7fSECRET"])
+async def test_a_key_that_no_header_may_have_is_refused_before_a_request(tokenizer: HFTokenizer, key: str) -> None:
+    shown = await outcome(raising(AssertionError("a request")), tokenizer, api_key=key)
+    assert "the target's API key has a character that no HTTP header may have" in shown
+    assert "SECR" not in shown
+
+
+class Silent(httpx.AsyncByteStream):
+    """A stream that says nothing, by the events of a proxy."""
+
+    def __init__(self, event: str) -> None:
+        self._event = event
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield event_of(text="a", token_ids=[2]).encode()
+        while True:
+            await asyncio.sleep(5)
+            yield self._event.encode()
+
+
+@pytest.mark.parametrize(
+    "event", [": keep-alive\n\n", "data:\n\n", "data: {}\n\n", event_of(), 'data: {"choices": []}\n\n']
+)
+def test_empty_events_are_no_sign_of_life(tokenizer: HFTokenizer, event: str) -> None:
+    respond = ends_badly(tokenizer, "", content=None, stream=Silent(event))
+    remote = RemoteModel("http://one/v1", "model", timeout=30.0, max_retries=0)
+    engine = OpenAIEngine(remote, tokenizer, transport=Fleet(one=respond))
+    asyncio.run(engine.connect())
+    with pytest.raises(EngineError, match="the target at http://one/v1 timed out: it sent nothing of a reply for 30 s"):
+        run_in_virtual_time(text(engine))
+
+
+async def test_an_engine_on_a_server_works_in_a_forked_child(tokenizer: HFTokenizer) -> None:
+    engine = engine_on({"one": FakeServer(tokenizer, REPLY)}, tokenizer)
+    await engine.connect()
+    client = engine.server._client
+    engine.server._process -= 1  # as in a forked child
+    assert await text(engine) == REPLY
+    assert engine.server._client is not client, "its connections are the parent's"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
+from filelock import FileLock
 
 from lookahead_agent.engines.processes import available_cores
 from lookahead_agent.hardware.reply_speeds import CPUTime, ReplySpeeds
@@ -42,6 +45,75 @@ def test_speeds_are_stored_per_configuration(cache: Path) -> None:
     assert len(file.read_text()) < 1000
     file.write_text("[]")
     assert speeds.paces() == {}
+
+
+DAMAGED = {
+    "empty": b"",
+    "deep list": b"[" * 100_000,
+    "deep object": b'{"a":' * 40_000 + b"1" + b"}" * 40_000,
+    "huge integer": b'{"none": [%s, 1, 1]}' % (b"9" * 400),
+    "integer of too many digits": b'{"none": [%s]}' % (b"9" * 5000),
+    "no number": b'{"none": [NaN, NaN, NaN]}',
+    "infinite": b'{"none": [Infinity, 1, 1]}',
+    "negative": b'{"none": [-1, -1, -1]}',
+    "zero": b'{"none": [0, 0, 0]}',
+    "text": b'{"none": ["1", "x"]}',
+    "truth": b'{"none": [true, true, true]}',
+    "number for a list": b'{"none": 3}',
+    "list": b"[1]",
+    "null": b"null",
+    "rate above one": b'{"acceptance rate": [7.0]}',
+    "rate of one": b'{"acceptance rate": [1.0]}',
+    "binary": bytes(range(256)) * 10,
+    "another encoding": "{}".encode("utf-16"),
+    "too long": b" " * (1 << 19) + b"{}",
+}
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_file_is_one_warning_and_a_new_file(
+    cache: Path, caplog: pytest.LogCaptureFixture, content: bytes
+) -> None:
+    ReplySpeeds(["target"]).add("none", 1.0)
+    (file,) = cache.glob("hardware/speeds-*.json")
+    file.write_bytes(content)
+    for _ in range(2):  # each chat model reads the file
+        speeds = ReplySpeeds(["target"])
+        assert (speeds.paces(), speeds.acceptance_rate()) == ({}, None)
+    for _ in range(3):
+        speeds.add("none", 0.5, 0.25)
+    assert (speeds.paces(), speeds.acceptance_rate()) == ({"none": 0.5}, 0.25)
+    assert len(warnings_of(caplog)) == 1
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "lock that is held", "lock that is a folder", "impossible value"])
+def test_a_reply_waits_for_no_file(cache: Path, caplog: pytest.LogCaptureFixture, kind: str) -> None:
+    speeds = ReplySpeeds(["target"])
+    speeds.add("none", 1.0)
+    (file,) = cache.glob("hardware/speeds-*.json")
+    lock = file.with_suffix(".lock")
+    assert lock.stat().st_mode & 0o077 == 0
+    if kind == "folder":
+        file.unlink()
+        file.mkdir()
+    elif kind == "pipe":
+        file.unlink()
+        os.mkfifo(file)
+    elif kind == "lock that is a folder":
+        lock.unlink()
+        lock.mkdir()
+    if kind == "lock that is held":
+        with FileLock(lock):
+            speeds.add("none", 1.0)
+    else:
+        speeds.add("none", float("nan") if kind == "impossible value" else 1.0)
+    assert speeds.paces() == {}
+    assert file.is_dir() if kind == "folder" else file.is_file()
+    assert len(warnings_of(caplog)) == (kind in ("folder", "pipe"))
 
 
 def test_the_share_of_other_processes_is_relative_to_all_available_cores() -> None:

@@ -13,7 +13,7 @@ from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer, backgroun
 from lookahead_agent.engines.processes import available_cores
 from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.vllm_config import VLLMConfig, runs_on_cpu
-from lookahead_agent.errors import DiskSpaceError, EngineError, EngineStartError
+from lookahead_agent.errors import ConfigurationError, DiskSpaceError, EngineError, EngineStartError, LookaheadError
 from lookahead_agent.hardware.choice import WITHOUT_INT8
 from lookahead_agent.models.catalogue import ModelFacts
 from lookahead_agent.models.resolve import choose_models
@@ -523,3 +523,170 @@ async def test_a_runtime_starts_its_own_engines_after_a_fork() -> None:
     assert child.target is not parent.target
     assert parent.target.healthy
     assert len(pool.held) == 4, "the child does not release the engines of its parent"
+
+
+class Gate:
+    """Blocks threads that pass it until it is opened, and counts them."""
+
+    def __init__(self) -> None:
+        self.entered = 0
+        self.opened = threading.Event()
+
+    def pass_through(self) -> None:
+        self.entered += 1
+        assert self.opened.wait(60)
+
+
+async def wait_for_entry(gate: Gate) -> None:
+    await wait_until(lambda: gate.entered > 0, 60)
+
+
+class GatedPool(Pool):
+    """Blocks the starts of the models with a gate, which are known by the end of their name."""
+
+    def __init__(self, **gates: Gate) -> None:
+        super().__init__()
+        self._gates = {name.replace("_", "."): gate for name, gate in gates.items()}
+
+    def acquire(self, config: VLLMConfig) -> ScriptedEngine:
+        for name, gate in self._gates.items():
+            if name in config.model.name:
+                gate.pass_through()
+        return super().acquire(config)
+
+
+class SameEmbedder:
+    """Rates all texts as equal."""
+
+    async def similarity(self, first: str, second: str) -> float:
+        return 1.0
+
+
+async def test_no_other_call_waits_while_an_embedding_model_loads_for_one() -> None:
+    gate = Gate()
+
+    def load(_: Path) -> SameEmbedder:
+        gate.pass_through()
+        return SameEmbedder()
+
+    runtime = runtime_on(Pool(), RuntimeSpec(MODELS), load_embedder=load)
+    async with runtime.engines(as_policy("off")):
+        first = asyncio.create_task(engines_of(runtime, "embedding:depth=4"))
+        await wait_for_entry(gate)
+    await asyncio.wait_for(engines_of(runtime, "exact:depth=4"), 60)
+    first.cancel()
+    await asyncio.wait({first})
+    second = asyncio.create_task(engines_of(runtime, "embedding:depth=4"))
+    await asyncio.sleep(0)
+    assert not second.done()
+    gate.opened.set()
+    assert (await second).embedder is not None
+    assert gate.entered == 1, "the load survived the call that began it"
+
+
+async def test_a_start_survives_its_caller_and_is_not_begun_again() -> None:
+    gate = Gate()
+    pool = GatedPool(**{"1_5B": gate})
+    runtime = runtime_on(pool, RuntimeSpec(MODELS), expects_draft=False)
+    callers = [asyncio.create_task(engines_of(runtime, "off")) for _ in range(3)]
+    await wait_for_entry(gate)
+    callers[0].cancel()
+    await asyncio.wait({callers[0]})
+    callers.append(asyncio.create_task(engines_of(runtime, "off")))
+    gate.opened.set()
+    assert len({id(engines) for engines in await asyncio.gather(*callers[1:])}) == 1
+    assert gate.entered == len(pool.started) == 1
+
+
+@pytest.mark.parametrize("clients", [0, 3])
+async def test_a_call_that_needs_a_restart_begins_beside_overlapping_calls(clients: int) -> None:
+    pool = Pool()
+    runtime = runtime_on(pool, RuntimeSpec(MODELS), expects_draft=False)
+    running, ended = await engines_of(runtime, "off"), False
+    used: list[EngineSet] = []
+
+    async def call_again_and_again(number: int) -> None:
+        await asyncio.sleep(number / 100)
+        while not ended:
+            async with runtime.engines(as_policy("off")) as engines:
+                used.append(engines)
+                await asyncio.sleep(0.02)
+                assert runtime.running is engines, "nothing restarts under a running reply"
+
+    tasks = [asyncio.create_task(call_again_and_again(number)) for number in range(clients)]
+    await asyncio.sleep(0.05)
+    forced = await asyncio.wait_for(engines_of(runtime, "exact:depth=4"), 60)
+    assert forced.draft is not None
+    assert forced is not running
+    await wait_until(lambda: not clients or used[-1] is forced)
+    ended = True
+    await asyncio.gather(*tasks)
+    assert len(pool.held) == 2
+    runtime.close()
+
+
+async def test_calls_go_on_while_the_draft_of_another_call_is_downloaded() -> None:
+    gate = Gate()
+
+    def fetch(facts: ModelFacts, progress: object) -> Path:
+        if facts == MODELS.draft:
+            gate.pass_through()
+        return model_folder(facts, progress)
+
+    spec = RuntimeSpec(MODELS, token_speculation="none")
+    platform = Loaders(fetch, select_requested, pool=Pool(), platform=CPU)  # type: ignore[arg-type]
+    runtime = Runtime(spec, expects_draft=False, loaders=platform)
+    running = await engines_of(runtime, "off")
+    forced = asyncio.create_task(engines_of(runtime, "exact:depth=4"))
+    await wait_for_entry(gate)
+    assert await asyncio.wait_for(engines_of(runtime, "off"), 60) is running
+    gate.opened.set()
+    assert (await forced).draft is not None
+    runtime.close()
+
+
+async def test_arguments_that_fail_one_policy_fail_no_other() -> None:
+    class CheckingPool(Pool):
+        def acquire(self, config: VLLMConfig) -> ScriptedEngine:
+            if "bogus" in dict(config.arguments):
+                raise ConfigurationError("vLLM has no engine argument bogus")
+            return super().acquire(config)
+
+    runtime = runtime_on(CheckingPool(), RuntimeSpec(MODELS, draft_arguments={"bogus": 1}), expects_draft=False)
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="bogus"):
+            await engines_of(runtime, "exact:depth=4")
+        assert (await engines_of(runtime, "off")).draft is None
+    judged = RuntimeSpec(choose_models("qwen2.5-coder-1.5b", judge="a/judge"), judge_arguments={"bogus": 1})
+    runtime = runtime_on(CheckingPool(), judged)
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="bogus"):
+            await engines_of(runtime, "judge:depth=4")
+        assert (await engines_of(runtime, "exact:depth=4")).draft is not None
+
+
+@pytest.mark.parametrize("error", [SystemExit("bye"), KeyboardInterrupt(), RuntimeError("no memory")])
+async def test_whatever_a_start_raises_every_waiting_call_gets_an_error(error: BaseException) -> None:
+    class RaisingPool(Pool):
+        def acquire(self, config: VLLMConfig) -> ScriptedEngine:
+            raise error
+
+    runtime = runtime_on(RaisingPool(), RuntimeSpec(MODELS), expects_draft=False)
+    results = await asyncio.gather(*(engines_of(runtime, "off") for _ in range(2)), return_exceptions=True)
+    assert all(isinstance(result, LookaheadError | RuntimeError) for result in results)
+
+
+async def test_a_runtime_tells_which_models_a_policy_would_start() -> None:
+    spec = RuntimeSpec(choose_models("qwen2.5-coder-1.5b", judge="a/judge"))
+    runtime = runtime_on(Pool(), spec, expects_draft=False, load_embedder=lambda _: SameEmbedder())
+    assert runtime.models_to_start(as_policy("off")) == ("target",)
+    await engines_of(runtime, "off")
+    assert runtime.models_to_start(as_policy("off")) == runtime.models_to_start(as_policy("balanced")) == ()
+    assert runtime.models_to_start(as_policy("random")) == ("target", "draft")
+    await engines_of(runtime, "random")
+    assert runtime.models_to_start(as_policy("random")) == ()
+    assert runtime.models_to_start(as_policy("balanced")) == ("embedding",)
+    assert runtime.models_to_start(as_policy("judge")) == ("judge",)
+    await engines_of(runtime, "cascade")
+    assert runtime.models_to_start(as_policy("cascade")) == ()
+    runtime.close()

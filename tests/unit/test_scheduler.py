@@ -21,6 +21,7 @@ from lookahead_agent.decoding.step import (
     Failed,
     Finish,
     Judged,
+    Late,
     Node,
     Refuted,
     Reject,
@@ -60,6 +61,7 @@ class Simulation:
     depth: int
     width: int = 1
     early: bool = False
+    late: bool = False
     running: dict[int, tuple[str, Node, Event]] = field(default_factory=dict)
     outcomes: dict[int, str] = field(default_factory=dict)
     started: set[int] = field(default_factory=set)
@@ -172,6 +174,11 @@ def simulate(sim: Simulation, scheduler: LookaheadScheduler, choose: Callable[[i
             break
         if refutable := sim.refutable():
             sim.execute(scheduler.handle(Refuted(*refutable[choose(len(refutable))])))
+        waits = [job for job, (kind, _, _) in sim.running.items() if kind != "target"]
+        if waits and sim.late and choose(6) == 0:
+            sim.execute(scheduler.handle(Late(waits[choose(len(waits))], "late")))
+            if sim.last_action is not None:
+                break
         jobs = sorted(sim.running)
         job = jobs[choose(len(jobs))]
         kind, _, event = sim.running.pop(job)
@@ -207,6 +214,7 @@ EVERYTHING: dict[str, Any] = {
     "mode": st.sampled_from(["asynchronous", "synchronous", "draft first"]),
     "width": st.integers(1, 3),
     "early": st.booleans(),
+    "late": st.booleans(),
     "salts": st.tuples(st.integers(0, 500), st.integers(0, 500), st.booleans()),
     "length": st.integers(0, 9),
     "how": verdicts,
@@ -221,6 +229,7 @@ def hold_guarantees(
     mode: str,
     width: int,
     early: bool,
+    late: bool,
     salts: tuple[int, int, bool],
     length: int,
     how: str,
@@ -229,7 +238,7 @@ def hold_guarantees(
 ) -> None:
     target = model("ab", length, salts[0])
     draft = candidates(target if salts[2] else model("ab", length, salts[1]), model("ab", length, salts[1] + 1))
-    sim = Simulation(target, draft, verdict(how), depth, width, early)
+    sim = Simulation(target, draft, verdict(how), depth, width, early, late)
     scheduler = LookaheadScheduler(depth, width, hedge, mode == "synchronous", mode == "draft first")
     random = data.draw(st.randoms(use_true_random=False))
     simulate(sim, scheduler, random.randrange, set(failing))
@@ -273,3 +282,27 @@ def test_an_event_that_does_not_fit_its_job_raises() -> None:
     job = next(action.job for action in scheduler.start() if isinstance(action, StartTarget))
     with pytest.raises(ValueError, match="does not fit"):
         scheduler.handle(Judged(job, True))
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "synchronous", "draft first"])
+@pytest.mark.parametrize("late_kind", ["draft", "verify"])
+def test_the_target_completes_the_reply_beside_a_job_that_stays_late(mode: str, late_kind: str) -> None:
+    target = model("ab", 5, 1)
+    sim = Simulation(target, candidates(target, target), verdict("all"), 3)
+    scheduler = LookaheadScheduler(3, 1, True, mode == "synchronous", mode == "draft first")
+    sim.execute(scheduler.start())
+    for _ in range(100):
+        if sim.last_action is not None:
+            break
+        stuck = [job for job, (kind, _, _) in sim.running.items() if kind == late_kind]
+        for job in stuck:
+            sim.execute(scheduler.handle(Late(job, "silent")))
+        job = next((job for job, (kind, _, _) in sim.running.items() if kind != late_kind), None)
+        if job is not None:
+            kind, _, event = sim.running.pop(job)
+            if kind == "verify":
+                sim.outcomes[job] = "judged"
+            sim.execute(scheduler.handle(event))
+    assert isinstance(sim.last_action, Finish)
+    assert sim.reply() == target_only_reply(target)
+    assert not sim.running

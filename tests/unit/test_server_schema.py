@@ -38,7 +38,10 @@ def openapi_document() -> dict[str, Any]:
     return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": schemas["$defs"]}}
 
 
-app = create_app(scripted_chat("First this.\n\nIt is 4.", max_tokens=20), ServerSettings(max_tokens=50))
+app = create_app(
+    scripted_chat("First this.\n\nIt is 4.", max_tokens=20),
+    ServerSettings(max_tokens=50, allowed_hosts=("testserver",)),
+)
 schema = openapi.from_dict(openapi_document())
 schema.app = app
 

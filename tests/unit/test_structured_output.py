@@ -127,6 +127,8 @@ def test_invalid_schemas_methods_and_response_formats_raise() -> None:
         llm.with_structured_output({"nonsense": 1})
     with pytest.raises(ConfigurationError, match="method is"):
         llm.with_structured_output(Answer, method="xml")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="strict=True"):
+        llm.with_structured_output(Answer, method="json_mode", strict=True)
     with pytest.raises(ConfigurationError, match="response_format"):
         llm.invoke("?", response_format={"type": "xml"})
     with pytest.raises(ConfigurationError, match="at once"):

@@ -192,6 +192,13 @@ def test_mcp_file_is_read_with_environment_variables(tmp_path: Path, monkeypatch
     assert parsed["old"].type == "sse"
 
 
+def test_variables_of_an_mcp_file_are_read_in_linear_time(tmp_path: Path) -> None:
+    """A pattern that reads on to the end from each "${" takes minutes for this file."""
+    entry = {"command": "x", "args": ["${UNSET_VARIABLE:-" * 100_000, "${UNSET_VARIABLE:-a{b}"]}
+    (tmp_path / "s.json").write_text(json.dumps({"mcpServers": {"s": entry}}))
+    assert read_servers(tmp_path / "s.json")["s"].args == [entry["args"][0], "a{b"]
+
+
 @pytest.mark.parametrize(
     ("server", "message"),
     [

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import gc
 import json
+import threading
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain.agents import create_agent
+from langchain.agents.middleware import AgentMiddleware
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import BaseTool, StructuredTool, ToolException, tool
 from langgraph.checkpoint.memory import InMemorySaver
@@ -21,7 +24,8 @@ from langgraph.types import Command, interrupt
 from pydantic import BaseModel
 
 from lookahead_agent.agents import templates
-from lookahead_agent.agents.tool_use import MAX_RESULT_LENGTH, cut, error_text, make_tool
+from lookahead_agent.agents.tool_use import MAX_RESULT_LENGTH, cut, error_text, make_tool, with_sync_call
+from lookahead_agent.errors import ForeignCodeError
 from lookahead_agent.testing import scripted_chat, scripted_replies
 from tools.calculator import calculator
 from tools.files import make_file_tools
@@ -336,3 +340,169 @@ def test_errors_without_a_message_show_their_type() -> None:
     assert (
         error_text(OSError(2, "No such file or directory")) == "FileNotFoundError: [Errno 2] No such file or directory"
     )
+
+
+# --- tools and middleware that block, end programs, ask models or never return ---
+
+
+ENDINGS: list[type[BaseException]] = [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError]
+helper = scripted_chat("Lisbon.", policy="off")
+
+
+def plan_of(name: str, tools: list[BaseTool], **options: Any) -> Any:
+    script = {"You_solve": 'Plan:\n1. look_up("a")', "Write_a_call": call_text("look_up", text="b"), "You_": "Done."}
+    llm = scripted_chat(scripted_replies(**script), policy="off")
+    return getattr(templates, f"build_{name}")(llm, tools, **options)
+
+
+@pytest.mark.parametrize("coroutine", [False, True])
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize("ending", ENDINGS)
+async def test_tool_that_ends_programs_is_a_failed_call(ending: Any, coroutine: bool, read_only: bool) -> None:
+    """A `KeyboardInterrupt` in a synchronous tool of `invoke` is Ctrl-C, which passes."""
+    tool = failing_tool(ending("bye"), coroutine=coroutine)
+    tool.metadata = {"readOnlyHint": read_only}
+    graph = plan_of("llm_compiler", [tool], max_plans=1)
+    states = [await graph.ainvoke(INPUT)]
+    if coroutine or ending is not KeyboardInterrupt:
+        states.append(await asyncio.to_thread(graph.invoke, INPUT))
+    for state in states:
+        assert state["messages"][-1].text == "Done."
+        assert [ending.__name__ in text for text, is_failed in tool_results(state)][:2] == [True, True]
+    assert helper.invoke("?").text == "Lisbon."
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("coroutine", [False, True])
+async def test_tool_may_ask_a_model(asynchronous: bool, coroutine: bool) -> None:
+    async def aask(text: str) -> str:
+        return helper.invoke(text).text + (await helper.ainvoke(text)).text
+
+    def ask(text: str) -> str:
+        return helper.invoke(text).text * 2
+
+    tool = StructuredTool.from_function(
+        None if coroutine else ask, aask if coroutine else None, name="look_up", description="Ask."
+    )
+    graph = plan_of("rewoo", [tool])
+    async with asyncio.timeout(30):
+        state = await (graph.ainvoke(INPUT) if asynchronous else asyncio.to_thread(graph.invoke, INPUT))
+    assert tool_results(state) == [("Lisbon.Lisbon.", False)]
+
+
+@pytest.mark.parametrize("coroutine", [False, True])
+async def test_tool_that_never_returns_holds_up_only_its_own_run(coroutine: bool) -> None:
+    """More calls hang than the event loop has threads."""
+    release, hanging = threading.Event(), threading.Semaphore(0)
+
+    async def ahang(text: str) -> str:
+        return hang(text)
+
+    def hang(text: str) -> str:
+        if text == "a":
+            hanging.release()
+            release.wait(60)
+        return text
+
+    tool = StructuredTool.from_function(
+        None if coroutine else hang, ahang if coroutine else None, name="look_up", description="Hang."
+    )
+    graph = plan_of("rewoo", [tool])
+    # A coroutine that blocks would block the test's own event loop: its graphs are invoked in threads.
+    count = 1 if coroutine else 40
+    runs = [
+        asyncio.create_task(asyncio.to_thread(graph.invoke, INPUT) if coroutine else graph.ainvoke(INPUT))
+        for _ in range(count)
+    ]
+    try:
+        async with asyncio.timeout(60):
+            for _ in range(count):
+                while not hanging.acquire(blocking=False):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            assert helper.invoke("?").text == "Lisbon."
+            assert (await helper.ainvoke("?")).text == "Lisbon."
+            other = StructuredTool.from_function(lambda text: "b", name="look_up", description="Other.")
+            assert tool_results(await plan_of("rewoo", [other]).ainvoke(INPUT)) == [("b", False)]
+            blocked = with_sync_call(tool)
+            assert await asyncio.to_thread(blocked.invoke, {"text": "later"}) == "later"
+    finally:
+        release.set()
+        await asyncio.gather(*runs)
+
+
+class Misbehaving(AgentMiddleware[Any, Any, Any]):
+    """Middleware that does something in each of its hooks."""
+
+    def __init__(self, action: Any) -> None:
+        super().__init__()
+        self._action = action
+
+    def wrap_model_call(self, request: Any, handler: Any) -> Any:
+        self._action()
+        return handler(request)
+
+    async def awrap_model_call(self, request: Any, handler: Any) -> Any:
+        self._action()
+        return await handler(request)
+
+
+class MisbehavingEarly(AgentMiddleware[Any, Any, Any]):
+    """Middleware that does something in a hook that is a node of the graph."""
+
+    def __init__(self, action: Any) -> None:
+        super().__init__()
+        self._action = action
+
+    def before_model(self, state: Any, runtime: Any) -> None:
+        self._action()
+
+
+@pytest.mark.parametrize("kind", [Misbehaving, MisbehavingEarly])
+@pytest.mark.parametrize("ending", ENDINGS)
+async def test_middleware_that_ends_programs_ends_its_own_run_with_an_error(ending: Any, kind: Any) -> None:
+    def end() -> None:
+        raise ending("bye")
+
+    graph = plan_of("rewoo", [note], middleware=[kind(end)])
+    with pytest.raises(ForeignCodeError, match=ending.__name__):
+        await graph.ainvoke(INPUT)
+    with pytest.raises(KeyboardInterrupt if ending is KeyboardInterrupt else ForeignCodeError):
+        graph.invoke(INPUT)
+    assert helper.invoke("?").text == "Lisbon."
+
+
+def test_middleware_that_asks_a_model_or_never_returns_holds_up_only_its_own_run() -> None:
+    look_up = StructuredTool.from_function(lambda text: "b", name="look_up", description="Look up.")
+    asking = plan_of("rewoo", [look_up], middleware=[Misbehaving(lambda: helper.invoke("?"))])
+    assert asking.invoke(INPUT)["messages"][-1].text == "Done."
+    release, started = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        started.set()
+        release.wait(60)
+
+    hanging = plan_of("rewoo", [look_up], middleware=[Misbehaving(hang)])
+    thread = threading.Thread(target=hanging.invoke, args=(INPUT,), daemon=True)
+    thread.start()
+    assert started.wait(60)
+    assert asking.invoke(INPUT)["messages"][-1].text == "Done."
+    release.set()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_event_loop_of_a_tool_ends_with_the_tool() -> None:
+    def threads() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name.endswith("tool-passing")]
+
+    async def passing(text: str) -> str:
+        """Pass."""
+        return text
+
+    tool = with_sync_call(StructuredTool.from_function(coroutine=passing))
+    assert tool.invoke({"text": "a"}) == "a"
+    (thread,) = [thread for thread in threading.enumerate() if thread.name.endswith("tool-passing")]
+    del tool, passing
+    gc.collect()
+    thread.join(30)
+    assert threads() == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -153,6 +154,33 @@ def test_read_only_hint_is_false_only_for_tools_that_write(tmp_path: Path, datab
     ]  # fmt: skip
     hints = {tool.name: (tool.metadata or {})["readOnlyHint"] for tool in tools}
     assert [name for name, read_only in hints.items() if not read_only] == ["write_file", "python"]
+
+
+@pytest.mark.parametrize("suffixes", [("",), ("", "-wal", "-shm"), ("", "-wal"), None])
+def test_databases_in_wal_mode_are_read_without_files_beside_them(
+    suffixes: tuple[str, ...] | None, tmp_path: Path
+) -> None:
+    """A database that its program has closed, or has left after a crash, or after one without `-shm`, or still has."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with contextlib.closing(sqlite3.connect((folder if suffixes is None else tmp_path) / "a.db")) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("CREATE TABLE t (x)")
+        connection.execute("INSERT INTO t VALUES (1), (2)")
+        connection.commit()
+        if suffixes == ("",):
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        for suffix in suffixes or ():
+            shutil.copy(tmp_path / f"a.db{suffix}", folder)
+        before = {path.name: path.read_bytes() for path in folder.iterdir()}
+        folder.chmod(0o555)
+        try:
+            assert (query(folder / "a.db", "SELECT sum(x) FROM t"), schema(folder / "a.db")) == ("3", "t(x)")
+        finally:
+            folder.chmod(0o755)
+        after = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert after.keys() == before.keys()
+    assert suffixes is None or after == before
 
 
 def test_file_tools_read_and_write_text_files(tmp_path: Path) -> None:

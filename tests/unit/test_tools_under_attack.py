@@ -831,6 +831,27 @@ def test_kernel_kills_an_endless_pdf_worker(tmp_path: Path) -> None:
     assert completed.returncode == -signal.SIGKILL
 
 
+def test_passages_of_a_document_and_of_all_are_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.txt").write_text("tea\n" * 90)  # ten passages of 12 lines, and an overlap of 3
+
+    def found(limits: SearchLimits) -> tuple[list[str], str]:
+        caplog.clear()
+        sources = [passage.source.partition(":")[0] for passage in DocumentIndex(tmp_path, limits=limits).passages]
+        return sources, caplog.text
+
+    assert found(SearchLimits())[0] == ["a.txt"] * 10 + ["b.txt"] * 10 + ["c.txt"] * 10
+    sources, log = found(SearchLimits(passages=2))
+    assert sources == ["a.txt"] * 2 + ["b.txt"] * 2 + ["c.txt"] * 2
+    assert "b.txt:19-30 has more than 2 passages: the others are left out" in log
+    sources, log = found(SearchLimits(size=12 * 250))
+    assert sources == ["a.txt"] * 10 + ["b.txt"] * 2
+    assert "has too much text: b.txt:19-30 and what follows is left out" in log
+    with pytest.raises(ValueError, match="has no documents"):
+        DocumentIndex(tmp_path, limits=SearchLimits(seconds=0))
+    assert "takes more than 0 s to read: a.txt and what follows is left out" in caplog.text
+
+
 def test_links_fifos_and_huge_files_are_left_out_of_the_index(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = tmp_path / "root"
     root.mkdir()

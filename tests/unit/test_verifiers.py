@@ -1,16 +1,23 @@
 from __future__ import annotations
 
+import asyncio
 import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import pytest
 
+from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.decoding.step import Step, StepEnd
-from lookahead_agent.decoding.verifier import PartialStep, StepPair, Verifier
-from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
+from lookahead_agent.decoding.verifier import DraftStep, PartialStep, StepPair, Verdict, Verifier
+from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.errors import EngineError
-from lookahead_agent.policy import as_policy
+from lookahead_agent.policy import VerifierPolicy, as_policy
 from lookahead_agent.runtime.engine_set import EngineSet
-from lookahead_agent.verifiers.embedding import EmbeddingVerifier
+from lookahead_agent.testing import scripted_chat, scripted_engines
+from lookahead_agent.verifiers.embedding import EmbeddingVerifier, RemoteEmbedder
 from lookahead_agent.verifiers.exact import ExactVerifier
 from lookahead_agent.verifiers.judge import EngineJudge, JudgeVerifier
 from lookahead_agent.verifiers.prefilter import PrefilterVerifier
@@ -144,3 +151,193 @@ def test_numbers_refute_a_complete_draft_step() -> None:
     assert prefilter.refutes(PartialStep([], "It takes 11 boxes.\n\n", True), target)
     assert not prefilter.refutes(PartialStep([], "It takes 12 boxes.\n\n", True), target)
     assert not prefilter.refutes(PartialStep([], "It takes 11 boxes", False), target), "the draft may still write 12"
+
+
+SLOW = [ScriptedStep(f"Step {number}.\n\n", 0.2) for number in range(6)]
+REPLY = "First this.\n\nThen that.\n\nDone."
+
+
+class EnginesWithVerifier(EngineSet):
+    """Scripted engines with a user's verifier for every policy."""
+
+    def __init__(self, verifier: Any) -> None:
+        scripted = scripted_engines(REPLY)
+        super().__init__(scripted.target, scripted.draft)
+        self.given = verifier
+
+    def verifier(self, policy: VerifierPolicy) -> Any:
+        return self.given
+
+
+def chat_with(verifier: Any, **fields: Any) -> ChatLookahead:
+    return ChatLookahead(engines=EnginesWithVerifier(verifier), policy="exact:depth=2", **fields)
+
+
+class Asks:
+    """A user's verifier that runs a function in its coroutine."""
+
+    def __init__(self, ask: Callable[[], Any]) -> None:
+        self._ask = ask
+
+    async def verify(self, pair: StepPair) -> Verdict:
+        answer = self._ask()
+        if asyncio.iscoroutine(answer):
+            answer = await answer
+        return Verdict(answer is not None, "asked")
+
+
+class AsksFirst(Asks):
+    """The same without target steps."""
+
+    async def verify_draft(self, step: DraftStep) -> Verdict:
+        return await self.verify(None)  # type: ignore[arg-type]
+
+
+class RefutesByAsking(Asks):
+    """Accepts pairs, and runs the function to rule them out."""
+
+    async def verify(self, pair: StepPair) -> Verdict:
+        return Verdict(True, "always")
+
+    def refutes(self, draft: PartialStep, target: PartialStep) -> bool:
+        return self._ask() is None
+
+
+@pytest.fixture
+def release() -> Iterator[threading.Event]:
+    """Ends the calls that block, after the test."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.mark.parametrize("verifier", [Asks, AsksFirst, RefutesByAsking])
+def test_a_verifier_that_blocks_holds_neither_its_own_reply_nor_others(
+    verifier: type[Asks], release: threading.Event
+) -> None:
+    entered = threading.Event()
+
+    def block() -> None:
+        entered.set()
+        release.wait(60)
+
+    replies: list[str] = []
+    llm = chat_with(verifier(block))
+    caller = threading.Thread(target=lambda: replies.append(llm.invoke("?").text))
+    caller.start()
+    assert entered.wait(60)
+    assert scripted_chat("Another.").invoke("?").text == "Another."
+    caller.join(60)
+    assert replies == [REPLY], "the verifier still blocks, and the reply is complete"
+
+
+@pytest.mark.parametrize("verifier", [Asks, AsksFirst, RefutesByAsking])
+@pytest.mark.parametrize("exception", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, OSError])
+def test_a_verifier_that_raises_anything_ends_only_its_verdict(
+    verifier: type[Asks], exception: type[BaseException]
+) -> None:
+    def fail() -> None:
+        raise exception
+
+    reply = chat_with(verifier(fail)).invoke("?")
+    assert reply.text == REPLY
+    disabled = reply.response_metadata["lookahead"]["speculation_disabled"]
+    assert (disabled is None) if verifier is RefutesByAsking else (exception.__name__ in disabled)
+    assert scripted_chat("Another.").invoke("?").text == "Another."
+
+
+def test_a_verifier_may_ask_a_model() -> None:
+    judge_model = scripted_chat("yes", policy="off")
+    for ask in (lambda: judge_model.invoke("?"), lambda: judge_model.ainvoke("?")):
+        reply = chat_with(Asks(ask)).invoke("?")
+        assert reply.text == REPLY
+        assert reply.response_metadata["lookahead"]["accepted"] > 0
+
+
+def test_a_verifier_that_never_returns_is_left_out_for_a_minute() -> None:
+    calls: list[None] = []
+
+    async def hang() -> None:
+        calls.append(None)
+        await asyncio.Event().wait()
+
+    engines = EnginesWithVerifier(Asks(hang))
+    now = time.monotonic()
+    engines.clock = lambda: now
+    llm = ChatLookahead(engines=engines, policy=as_policy("exact:depth=2:verifier_timeout=0.2"), max_tokens=200)
+    engines.target = ScriptedEngine(engines.target.tokenizer, SLOW)  # type: ignore[arg-type]
+    first = llm.invoke("?").response_metadata["lookahead"]
+    assert first["speculation_disabled"] == "the verifier gave no sign of life for 0.2 s"
+    asked = len(calls)
+    second = llm.invoke("?").response_metadata["lookahead"]
+    assert len(calls) == asked, "the next reply does not ask it"
+    expected = "the verifier gave no sign of life for 0.2 s in an earlier reply"
+    assert second["speculation_disabled"] == second["mode_reason"] == expected
+    now += 61
+    llm.invoke("?")
+    assert len(calls) > asked, "it is tried again after a while"
+
+
+class BlockingEmbedder:
+    """A user's embedder that blocks."""
+
+    def __init__(self, release: threading.Event) -> None:
+        self._release = release
+
+    async def similarity(self, first: str, second: str) -> float:
+        self._release.wait(60)
+        return 1.0
+
+
+class BlockingJudge:
+    """A user's judge that blocks."""
+
+    def __init__(self, release: threading.Event) -> None:
+        self._release = release
+
+    async def first_token_probabilities(self, messages: Sequence[Mapping[str, str]]) -> Mapping[str, float]:
+        self._release.wait(60)
+        return {"yes": 1.0}
+
+
+async def test_a_users_embedder_or_judge_that_blocks_holds_nothing_else(release: threading.Event) -> None:
+    verifiers = [EmbeddingVerifier(BlockingEmbedder(release), 0.5), JudgeVerifier(BlockingJudge(release), 0.5)]
+    for verifier in [*verifiers, *map(PrefilterVerifier, verifiers)]:
+        verdict = asyncio.ensure_future(verifier.verify(pair("It is 4.", "So it is 4.")))
+        await asyncio.sleep(0)
+        assert not verdict.done()
+        verdict.cancel()
+
+
+@pytest.mark.parametrize(
+    "result", [[], [1.0, 1.0], SystemExit(), asyncio.CancelledError(), GeneratorExit(), ValueError("no such layer")]
+)
+async def test_an_embedding_model_that_fails_in_any_way_answers_each_caller(result: Any) -> None:
+    class Failing(RemoteEmbedder):
+        def __init__(self) -> None:
+            super(RemoteEmbedder, self).__init__()
+
+        async def compare(self, texts: Sequence[str]) -> list[float]:
+            if isinstance(result, BaseException):
+                raise result
+            return list(result)
+
+    embedder = Failing()
+    for _ in range(2):
+        with pytest.raises((EngineError, ValueError)):
+            await asyncio.wait_for(embedder.similarity("a", "b"), 60)
+
+
+def test_what_a_policy_lacks_is_named_by_model() -> None:
+    whole = scripted_engines(REPLY)
+    engines = EngineSet(whole.target, whole.draft)
+    assert engines.missing(as_policy("balanced")) == "no embedding model"
+    engines.judge, engines.problems["judge"] = None, "no memory"
+    assert engines.missing(as_policy("judge")) == "no judge model: no memory"
+    assert engines.missing(as_policy("exact")) is None
+    assert engines.missing(as_policy("off")) is None
+    for policy, reason in (("balanced", "no embedding model"), ("judge", "no judge model: no memory")):
+        metadata = ChatLookahead(engines=engines, policy=policy).invoke("?").response_metadata["lookahead"]
+        assert metadata["mode_reason"] == metadata["speculation_disabled"] == reason
+    alone = ChatLookahead(engines=EngineSet(whole.target), policy="exact").invoke("?").response_metadata["lookahead"]
+    assert (alone["mode_reason"], alone["speculation_disabled"]) == ("no draft engine", None)

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from lookahead_agent.sandbox import Isolation, PythonLimits, available, run_isolated
-from lookahead_agent.sandbox.working_folder import copy_files, save_changes
-from tools.files import make_file_tools
-from tools.python_code import make_python_tool
+from lookahead_agent.sandbox.protected_names import protection
+from lookahead_agent.sandbox.working_folder import ChangeLimits, copy_files, save_changes
+from tools.files import make_file_tools, read_text, write_text
+from tools.python_code import make_python_tool, run_python
 
 SHORT = PythonLimits(seconds=5, memory=256 << 20, output=2000, files=1 << 20)
+LIMITS = ChangeLimits(files=20, size=1000, seconds=60)
 COPYING_ISOLATIONS: tuple[Isolation, ...] = ("bubblewrap", "none")
 
 
@@ -113,7 +115,8 @@ open('.git/hooks/pre-commit', 'w').write('evil')
 open('.env', 'w').write('evil')
 os.chmod('util.py', 0o4755)
 """
-    assert run_code(code, root, isolation) == "(wrote same)"
+    refused = "not saved, because their names are protected: .env, .git/hooks/pre-commit"
+    assert run_code(code, root, isolation) == f"(wrote same; {refused})"
     assert not os.path.lexists(root / "planted")
     assert not os.path.lexists(root / "pipe")
     assert not (root / ".git").exists()
@@ -138,7 +141,7 @@ def test_forged_report_raises_under_the_rules_of_the_file_tools(name: str, root:
     before = file_names(root)
     forged = json.dumps({"name": name, "size": 1}).encode() + b"\nx" + b'{"removed": []}\n'
     with pytest.raises(ValueError, match=r"outside|needs a name|regular|folder"):
-        save_changes(root, {}, forged)
+        save_changes(root, {}, forged, LIMITS)
     assert (root.parent / "outside").read_text() == "hidden"
     assert file_names(root) == before
 
@@ -153,13 +156,13 @@ def test_forged_report_raises_under_the_rules_of_the_file_tools(name: str, root:
 )  # fmt: skip
 def test_incomplete_or_malformed_report_changes_no_file(report: bytes, root: Path) -> None:
     before = file_names(root)
-    assert save_changes(root, {}, report) == ""
+    assert save_changes(root, {}, report, LIMITS) == ""
     assert file_names(root) == before
 
 
 def test_only_files_that_were_copied_are_removed(root: Path) -> None:
     report = json.dumps({"removed": ["util.py", ".env", "numbers.txt", "../outside", "gone"]}).encode() + b"\n"
-    assert save_changes(root, {"util.py": b"", "gone": b""}, report) == "(removed util.py, gone)"
+    assert save_changes(root, {"util.py": b"", "gone": b""}, report, LIMITS) == "(removed util.py, gone)"
     assert file_names(root) == [".env", "data/a.csv", "link", "numbers.txt"]
     assert (root.parent / "outside").exists()
 
@@ -207,3 +210,134 @@ def test_concurrent_runs_keep_their_changes_apart(isolation: Isolation, root: Pa
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(write_file, range(8))) == [f"1\n(wrote {number}.txt)" for number in range(8)]
     assert [(root / f"{number}.txt").read_text() for number in range(8)] == list("01234567")
+
+
+EXECUTED = [
+    "Makefile", "src/makefile", "GNUmakefile", "rules.mk", "conftest.py", "tests/CONFTEST.py", "sitecustomize.py",
+    "usercustomize.py", "lib/evil.pth", "__pycache__/util.cpython-311.pyc", "setup.py", "pyproject.toml", "tox.ini",
+    "noxfile.py", "package.json", "node_modules/x/index.js", "vite.config.ts", "Cargo.toml", "Dockerfile",
+    "docker-compose.yml", "CLAUDE.md", "AGENTS.md", "x.code-workspace", "mcp.json", "bare/HEAD", "venv/bin/activate",
+    "lib/site-packages/x.py", "x.desktop", "MAKEFILE", "Makefile. ", "makefile:stream", "a/\uff2dakefile",
+]  # fmt: skip
+HIDDEN = [
+    ".git/config", ".git/hooks/post-checkout", ".GIT/config", "data/.git/config", "./.git/config", "data//.git/HEAD",
+    ".envrc", ".env", ".ENV", ".env.local", ".vscode/tasks.json", ".github/workflows/x.yml", ".mcp.json", ".bashrc",
+    ".gitattributes", ".git. /config", " .git/config", ".git:x/config", "data\\.git\\config", "..\\.git",
+    ".g\u200cit/config", "\u200d.git/config", "\uff0egit/config", "GIT~1/config", "prod.env", "id_rsa",
+    "keys/id_ed25519", "server.pem",
+    "tls/server.KEY", "credentials.json", "secrets.yaml", "store.p12",
+]  # fmt: skip
+ORDINARY = ["a.txt", "src/main.py", "notes/makefile.txt", "environment.md", "keys.txt", "a.b.c", "build/out.txt", "~x"]
+
+
+@pytest.mark.parametrize("name", [*EXECUTED, *HIDDEN])
+def test_names_that_run_code_or_hold_secrets_are_refused(name: str, root: Path) -> None:
+    before = file_names(root)
+    read, write = make_file_tools(root)
+    message = write.invoke({"name": "write_file", "args": {"name": name, "text": "x"}, "id": "1", "type": "tool_call"})
+    assert (message.status, "is protected and is not written" in message.text) == ("error", True)
+    report = json.dumps({"name": name, "size": 1}).encode() + b"\nx" + json.dumps({"removed": [name]}).encode() + b"\n"
+    assert "not saved, because their names are protected" in save_changes(root, {name: b""}, report, LIMITS)
+    removal = json.dumps({"removed": [name]}).encode() + b"\n"
+    assert "not saved, because their names are protected" in save_changes(root, {name: b""}, removal, LIMITS)
+    assert file_names(root) == before
+    assert ("is protected and is not read" in read.invoke({"name": name})) == (name in HIDDEN)
+
+
+def test_ordinary_names_are_written_and_protected_ones_are_read_unless_they_are_secrets(root: Path) -> None:
+    for name in ORDINARY:
+        write_text(root, name, "x")
+        assert read_text(root, name) == "x"
+    (root / "Makefile").write_text("all:")
+    assert read_text(root, "Makefile") == "all:"
+
+
+def test_allowed_names_are_not_protected(root: Path) -> None:
+    allow = [".GitHub", "makefile", "*.pem"]
+    read, write = make_file_tools(root, allow)
+    for name in (".github/workflows/x.yml", "Makefile", "a.pem"):
+        assert write.invoke({"name": name, "text": "made"}) == f"wrote 4 bytes to {name}"
+        assert read.invoke({"name": name}) == "made"
+    for name in (".github/.env", ".git/config", "conftest.py"):
+        assert "is protected" in write.invoke({"name": name, "text": "x"})
+    code = "open('Makefile', 'a').write('!'); open('conftest.py', 'w').write('x'); open('.github/y', 'w').write('y')"
+    output = run_python(code, SHORT, "none", root, allow=allow)
+    assert "wrote" in output
+    assert "not saved, because their names are protected: conftest.py" in output
+    assert ((root / "Makefile").read_text(), (root / ".github" / "y").read_text()) == ("made!", "y")
+
+
+@pytest.mark.parametrize("isolation", [*COPYING_ISOLATIONS, "landlock"])
+def test_code_sees_no_secret_and_cannot_rename_a_file_to_a_protected_name(isolation: Isolation, root: Path) -> None:
+    (root / "data" / "id_rsa").write_text("hidden")
+    (root / "Makefile").write_text("all:")
+    names = "import os\nprint(sorted(os.listdir('.')), os.listdir('data'))"
+    assert run_code(names, root, isolation) == "['Makefile', 'data', 'numbers.txt', 'util.py'] ['a.csv']\n"
+    if isolation == "landlock":
+        assert "Error in line 1" in run_code(f"open({str(root / '.env')!r})", root, isolation)
+        return
+    code = """
+import os
+os.rename('util.py', 'conftest.py')
+os.replace('numbers.txt', 'Makefile')
+os.link('data/a.csv', '.b')
+"""
+    refused = "not saved, because their names are protected: .b, Makefile, conftest.py"
+    assert run_code(code, root, isolation) == f"(removed numbers.txt, util.py; {refused})"
+    assert (root / "Makefile").read_text() == "all:"
+    assert not (root / "conftest.py").exists()
+
+
+def test_protection_is_decided_in_linear_time() -> None:
+    for name in ("*" * 4096, "a~1" * 1365, ".env" * 1024, "x/" * 2048, "a." * 2048 + "env"):
+        assert protection(name, ["*a*b*c*"], writing=True) in (
+            None,
+            protection(".x", writing=True),
+            "it may hold a secret",
+        )
+
+
+FORGING = """
+import json, os, sys
+def line(name, size=0): return json.dumps({"name": name, "size": size}).encode() + b"\\n" + bytes(size)
+view = memoryview(b"".join(REPORT) + b'{"removed": []}\\n')
+while view:
+    view = view[os.write(int(sys.argv[2]), view):]
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("isolation", COPYING_ISOLATIONS)
+@pytest.mark.parametrize(
+    ("report", "message"),
+    [
+        ("[line(f'd{n % 9}/f{n}') for n in range(9000)]", "the code wrote more than 4102 files and folders"),
+        ("[line('same')] * 9000", "the code wrote more than 4102 files and folders"),
+        ("[line(f'{letter}/' * 2040 + 'f') for letter in 'abc']", "the code wrote more than 4102 files and folders"),
+        ("[line('a', 1000000), line('b', 1000000)]", "bytes, and changed no file"),
+    ],
+    ids=["names", "one name again", "folders", "bytes"],
+)
+def test_forged_report_is_counted_by_the_parent(report: str, message: str, isolation: Isolation, root: Path) -> None:
+    before = file_names(root)
+    output = run_code(FORGING.replace("REPORT", report), root, isolation)
+    assert message in output
+    assert file_names(root) == before
+
+
+def test_saving_changes_has_a_timeout_and_counts_folders_and_bytes(root: Path) -> None:
+    def report(*entries: tuple[str, int]) -> bytes:
+        lines = [json.dumps({"name": name, "size": size}).encode() + b"\n" + b"x" * size for name, size in entries]
+        return b"".join(lines) + b'{"removed": []}\n'
+
+    with pytest.raises(ValueError, match=r"saving the changes took more than 0 s"):
+        save_changes(root, {}, report(("a", 1)), replace(LIMITS, seconds=0))
+    allowed = report(*((f"d/e/{number}", 10) for number in range(18)))
+    with pytest.raises(ValueError, match="more than 19 files and folders"):
+        save_changes(root, {}, allowed, replace(LIMITS, files=19))
+    with pytest.raises(ValueError, match="more than 179 bytes"):
+        save_changes(root, {}, allowed, replace(LIMITS, size=179))
+    assert not (root / "d").exists()
+    assert save_changes(root, {}, allowed, replace(LIMITS, size=180)).startswith("(wrote d/e/0, ")
+    endless = b'{"removed": [' + b'"x", ' * 100_000 + b'"x"]}\n'
+    assert save_changes(root, {"numbers.txt": b""}, endless, LIMITS) == "", "no line is longer than the copies' names"

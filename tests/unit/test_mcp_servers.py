@@ -1,0 +1,284 @@
+"""MCP servers that mean harm or are broken: each is one clear error, and delays nothing else."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from langchain_core.messages import ToolMessage
+from langchain_core.tools import BaseTool
+
+from lookahead_agent.agents.early_calls import EarlyCallMiddleware
+from lookahead_agent.agents.mcp_tools import McpServer, open_mcp_tools
+from lookahead_agent.agents.tool_schemas import check_references, check_tool_schema, misfit
+from lookahead_agent.agents.tool_sources import open_tools
+from lookahead_agent.errors import ConfigurationError
+
+PROGRAM = str(Path(__file__).with_name("mcp_raw_server.py"))
+
+
+def server(**given: Any) -> McpServer:
+    return McpServer(command=sys.executable, args=["-S", PROGRAM, json.dumps(given)])
+
+
+@contextmanager
+def opened(seconds: float = 60, **given: Any) -> Iterator[BaseTool]:
+    with open_mcp_tools({"s": server(**given)}, start_seconds=60, seconds=seconds) as tools:
+        yield tools[0][1]
+
+
+def call(tool: BaseTool, **arguments: Any) -> ToolMessage:
+    message = tool.invoke({"name": tool.name, "args": arguments, "id": "1", "type": "tool_call"})
+    assert isinstance(message, ToolMessage)
+    return message
+
+
+def tool_with(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"name": "t", "description": "A tool.", "inputSchema": {"type": "object", **schema}, **more}
+
+
+def doubling(levels: int) -> dict[str, Any]:
+    """A schema of a few hundred bytes, which doubles with each level once its references are resolved."""
+    refs = [{"a": {"$ref": f"#/$defs/n{level}"}, "b": {"$ref": f"#/$defs/n{level}"}} for level in range(levels)]
+    definitions = {f"n{level + 1}": {"type": "object", "properties": ref} for level, ref in enumerate(refs)}
+    return {"type": "object", "properties": refs[-1], "$defs": {"n0": {"type": "string"}, **definitions}}
+
+
+def mutual(count: int) -> dict[str, Any]:
+    """A schema whose definitions all refer to all others: as many paths as permutations."""
+    refs = {f"p{number}": {"$ref": f"#/$defs/n{number}"} for number in range(count)}
+    return {
+        "type": "object",
+        "properties": refs,
+        "$defs": {f"n{number}": {"properties": refs} for number in range(count)},
+    }
+
+
+def deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        (doubling(14), "more than 5,000 parts"),
+        (mutual(9), "more than 5,000 parts"),
+        ({"anyOf": [doubling(2), {"$ref": "#/anyOf/0"}] * 900}, "more than"),
+        (deep(100), "more than 64 levels"),
+        (deep(2_000), "nested too deeply|more than 64"),
+        ({"properties": {"x": {"$ref": "http://127.0.0.1:9/x"}}}, "refers to 'http://127.0.0.1:9/x'"),
+        ({"properties": {"x": {"$ref": "file:///etc/passwd"}}}, "refers to 'file:///etc/passwd'"),
+        ({"properties": {"x": {"$ref": "//host/x"}}}, "refers to"),
+        ({"properties": {"x": {"$ref": "#/$defs/gone"}}}, "refers to '#/[$]defs/gone'"),
+        ({"properties": {"x": {"$ref": "#name"}}}, "refers to '#name'"),
+        ({"properties": {"x": {"$ref": ["#"]}}}, "refers to"),
+        ({"properties": {"x": {"enum": list(range(50_000))}}}, "more than 64 KiB"),
+        ({"properties": {"x": {"description": "\ud83d"}}}, "lone surrogate"),
+        ({"properties": {"\ud83d": {}}}, "lone surrogate"),
+        ({"properties": {"x": 3}}, "property without a schema"),
+        ({"properties": [1]}, "of an object"),
+        ({"type": "string"}, "of an object"),
+    ],
+)  # fmt: skip
+def test_schemas_that_take_long_or_lead_outside_are_refused(schema: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_tool_schema(schema)
+
+
+def test_ordinary_schemas_are_accepted() -> None:
+    tree = {"type": "object", "properties": {"left": {"$ref": "#"}, "right": {"$ref": "#/properties/left"}}}
+    for schema in (tree, doubling(8), mutual(3), {}, {"properties": {"x": True, "y": {}}}):
+        check_tool_schema(schema)
+    check_references({"type": "string", "pattern": "^(a+)+$"})
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ({"n": 1}, None), ({"n": 1.0}, None), ({"n": None}, None), ({"n": 1, "more": []}, None),
+        ({"n": "1"}, "'n' is not of the type integer/null"), ({"n": True}, "'n' is not of the type"),
+        ({}, "'n' is missing"), (None, "it has no structured content"), ([1], "it has no structured content"),
+    ],
+)  # fmt: skip
+def test_result_is_compared_with_the_properties_of_its_schema(value: Any, problem: str | None) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": ["integer", "null"]}}, "required": ["n"]}
+    found = misfit(value, schema)
+    assert found == problem if problem is None else found is not None and problem in found
+    assert misfit(value, None) is None
+    assert misfit({"n": "a" * 40 + "!"}, {"properties": {"n": {"type": "string", "pattern": "^(a+)+$"}}}) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tools": [tool_with(doubling(14))]}, "'s' has an invalid tool 't': .*more than 5,000 parts"),
+        ({"tools": [tool_with({"properties": {"x": {"$ref": "http://127.0.0.1:9/x"}}})]}, "refers to 'http://127.0.0.1:9"),
+        ({"tools": [tool_with({"properties": {"x": {"title": "\ud83d"}}})]}, "its answer is no message"),
+        ({"tools": [tool_with({}, description="\udc00")]}, "'s' does not work: its answer is no message"),
+        ({"tools": [tool_with(deep(300))]}, "'s' does not work: its answer is no message"),
+        ({"tools": [tool_with({}, name="")]}, "a name has 1 to 128 characters"),
+        ({"tools": [tool_with({}, name="n" * 129)]}, "a name has 1 to 128 characters"),
+        ({"tools": [{"name": "t", "inputSchema": {"type": "string"}}]}, "'s' does not work: .*inputSchema.type"),
+        ({"tools": 3}, "'s' does not work: tools: Input should be a valid list"),
+        ({"act": "many tools"}, "'s' does not work: it has more than 1,000 tools"),
+        ({"act": "pages"}, "'s' does not work: its list of tools has more than 100 pages"),
+        ({"act": "endless line"}, "'s' does not work: Connection closed: it sent a message of more than 16 MiB"),
+    ],
+)  # fmt: skip
+def test_server_with_unusable_tools_is_one_error(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as raised, opened(**given):
+        pytest.fail("opened")
+    assert len(str(raised.value)) < 1200
+
+
+def test_server_that_does_not_answer_at_its_start_is_one_error() -> None:
+    with (
+        pytest.raises(ConfigurationError, match=r"'s' does not work: it did not answer within 0\.5 s"),
+        open_mcp_tools({"s": server(act="silent start")}, start_seconds=0.5),
+    ):
+        pytest.fail("opened")
+
+
+class _Answers(BaseHTTPRequestHandler):
+    """Answers every request with the server's `body` and `headers`."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        body, headers = self.server.answer  # type: ignore[attr-defined]
+        self.send_response(200)
+        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        with suppress(OSError):  # the client has read enough
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "message"),
+    [
+        (b"[" + b" " * (17 << 20) + b"]", {}, "it sent a message of more than 16 MiB"),
+        (gzip.compress(b" " * 1000), {"Content-Encoding": "gzip"}, "it compressed its answer"),
+        (b"no message", {}, "Invalid JSON"),
+        (b"{}", {"Content-Type": "text/html"}, "content type"),
+    ],
+)
+def test_answers_over_http_are_bounded(body: bytes, headers: dict[str, str], message: str) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Answers) as http:
+        http.answer = body, headers  # type: ignore[attr-defined]
+        Thread(target=http.serve_forever, daemon=True).start()
+        try:
+            remote = McpServer(url=f"http://127.0.0.1:{http.server_port}/mcp")
+            with pytest.raises(ConfigurationError, match=f"'s' does not work: .*{message}"):
+                open_mcp_tools({"s": remote}, start_seconds=60).__enter__()
+        finally:
+            http.shutdown()
+
+
+def test_description_and_output_of_a_server_are_bounded_and_printable() -> None:
+    with opened(act="stderr", tools=[tool_with({}, description="\x1b[2Ja\u202eb\n" + "d" * 100_000)]) as tool:
+        assert tool.description.startswith(" [2Ja b\nddd")
+        assert len(tool.description) < 10_200
+        assert call(tool).text == "fine"
+    with opened(act="garbage") as tool:
+        assert call(tool).text == "fine"
+
+
+CARRIED_OUT = "the MCP server 's' has carried out the call, which need not be repeated, but"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"result": {}}, f"{CARRIED_OUT} its result cannot be read: content: Field required"),
+        ({"result": {"content": [{"type": "video"}]}}, f"{CARRIED_OUT} its result cannot be read: "),
+        ({"result": {"content": [{"type": "text", "text": "\ud83d"}]}}, f"{CARRIED_OUT} its result cannot be read: "),
+        ({"result": 3}, f"{CARRIED_OUT} its result cannot be read: "),
+        (
+            {"result": {"content": [{"type": "text", "text": "paid"}], "structuredContent": {"n": "x"}}},
+            f"{CARRIED_OUT} its result does not fit the tool's output schema: 'n' is not of the type integer\npaid",
+        ),
+        ({"result": {"content": [{"type": "text", "text": "paid"}]}}, f"{CARRIED_OUT} its result does not fit"),
+    ],
+)
+def test_call_with_an_unreadable_result_was_carried_out(given: dict[str, Any], message: str) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "pattern": "^(a+)+$"}}}
+    with opened(tools=[tool_with({}, outputSchema=schema)], **given) as tool:
+        result = call(tool)
+    assert result.text.startswith(message)
+    assert result.status == "success", "a tool node and a model repeat what failed"
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        ("silent", "timed out"), ("exit", "Connection closed"),
+        ("huge", "Connection closed: it sent a message of more than 16 MiB"),
+        ("deep", "Connection closed: it sent a message that is nested too deeply"),
+    ],
+)  # fmt: skip
+def test_call_without_a_result_may_have_been_carried_out(act: str, message: str) -> None:
+    with opened(seconds=1 if act == "silent" else 60, act=act) as tool:
+        result = call(tool, x=1)
+    assert result.status == "error"
+    assert result.text.startswith("the MCP server 's' gave no result, and may have carried out the call: ")
+    assert result.text.endswith(message)
+
+
+def test_refused_call_and_arguments_without_a_message_were_not_carried_out() -> None:
+    with opened() as tool:
+        for x in ("\ud83d", float("nan")):
+            result = call(tool, x=x)
+            assert (result.status, "did not carry out the call" in result.text) == ("error", True)
+        assert call(tool, x="a").text == "fine", "the connection still works"
+
+
+def test_servers_delay_no_other_server() -> None:
+    servers = {"slow": server(act="silent"), "quick": server()}
+    with open_mcp_tools(servers, seconds=60) as tools:
+        named = dict(tools)
+        waiting = Thread(target=lambda: call(named["slow"]), daemon=True)
+        waiting.start()
+        assert call(named["quick"]).text == "fine"
+        assert waiting.is_alive()
+    waiting.join(30)
+    assert not waiting.is_alive(), "the end of the connection ends its calls"
+
+
+def test_tools_of_equal_names_are_named_after_their_servers(tmp_path: Path) -> None:
+    def entry(*names: str) -> dict[str, Any]:
+        return server(tools=[tool_with({}, name=name) for name in names]).model_dump(exclude_defaults=True)
+
+    file = tmp_path / "s.json"
+    file.write_text(
+        json.dumps({"mcpServers": {"hub": entry("search", "own"), "lab": entry("search", "a.b", "a_b", "calculator")}})
+    )
+    with open_tools(["calculator"], file) as tools:
+        assert [tool.name for tool in tools] == [
+            "calculator", "hub_search", "own", "lab_search", "lab_a_b", "lab_a_b_2", "lab_calculator",
+        ]  # fmt: skip
+        assert call(tools[-1]).text == "fine"
+
+
+def test_tools_that_only_read_start_early() -> None:
+    tools = [tool_with({}, name=name, annotations=hints) for name, hints in HINTS.items()]
+    with open_mcp_tools({"s": server(tools=tools)}) as opened_tools:
+        loaded = [tool for _, tool in opened_tools]
+        assert [tool.metadata for tool in loaded] == [{"readOnlyHint": True}, {"readOnlyHint": False}, {}]
+        assert list(EarlyCallMiddleware(loaded, planner="planner", finisher="finisher").early) == ["reads"]
+
+
+HINTS = {"reads": {"readOnlyHint": True}, "writes": {"readOnlyHint": False}, "unknown": {}}
