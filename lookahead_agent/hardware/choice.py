@@ -83,7 +83,7 @@ WITH_AVX2 = CPUDefaults(
     "float32",
     ("int8", "fp32", "bf16"),
     ("int8", "fp32"),
-    {**_EMULATED_COSTS, "int8": {1: 1.0, 4: 1.2, 8: 2.3, 16: 3.6, 128: 20.5}},
+    {**_EMULATED_COSTS, "int8": {1: 1.0, 4: 1.1, 8: 1.9, 16: 3.7, 128: 18.2}},
 )
 WITHOUT_INT8 = CPUDefaults("float32", ("fp32", "bf16"), ("fp32",), _EMULATED_COSTS)
 

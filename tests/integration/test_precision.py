@@ -275,7 +275,7 @@ def test_int8_kernel_works_without_a_numba_cache_folder(monkeypatch: pytest.Monk
 
 # Also for the draft alone: vLLM's processes then receive only the name of the quantization method.
 @needs_int8
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("precision", ["int8", "fp32"])
 def test_engines_with_an_int8_draft_report_their_precision(tiny_pair: tuple[Path, Path], precision: Precision) -> None:
     with ChatLookahead(
         model=str(tiny_pair[0]),
