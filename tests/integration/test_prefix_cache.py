@@ -145,7 +145,7 @@ def test_engines_of_the_daemon_prefill_prompts_that_clients_warm(
     prefix = SystemMessage("".join(random.Random(10).choices(WORDS, k=200)))
     client.warm([prefix, HumanMessage("")])  # without a daemon this is no error
     with (
-        ChatLookahead(**fields, use_daemon=False) as llm,
+        ChatLookahead(**fields, draft_engine_args={"max_model_len": 256}, use_daemon=False) as llm,
         serving_private_api(llm, client.backend.runtime.spec.digest),
     ):
         engines = llm.backend.running
