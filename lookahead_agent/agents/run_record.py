@@ -91,11 +91,11 @@ _HOOKS = ("before_agent", "before_model", "after_model", "after_agent", "wrap_mo
 
 def contain_middleware(entry: AgentMiddleware[Any, Any, Any]) -> None:
     """Let the hooks of a user's middleware raise ForeignCodeError in place of exceptions that would end the program."""
-    for name in (*_HOOKS, *(f"a{hook}" for hook in _HOOKS)):
+    for name, wrap in ((f"{kind}{hook}", wrap) for hook in _HOOKS for kind, wrap in _KINDS.items()):
         hook = getattr(entry, name)
         if getattr(type(entry), name) is not getattr(AgentMiddleware, name) and not hasattr(hook, "__wrapped__"):
             # Past the checks of frozen dataclasses; LangChain reads the hooks from the object.
-            object.__setattr__(entry, name, _contained_async(hook) if name.startswith("a") else _contained_sync(hook))
+            object.__setattr__(entry, name, wrap(hook))
 
 
 def _contained_sync(hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -118,6 +118,10 @@ def _contained_async(hook: Callable[..., Any]) -> Callable[..., Any]:
         return await contain(hook(*args, **kwargs))
 
     return run
+
+
+_KINDS = {"": _contained_sync, "a": _contained_async}
+"""How hooks are wrapped, by the beginning of their names."""
 
 
 def _record(state: Mapping[str, Any]) -> dict[str, Any] | None:
