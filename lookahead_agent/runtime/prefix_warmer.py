@@ -98,7 +98,8 @@ class PrefixWarmer:
             except BaseException as error:
                 if is_cancelled():
                     raise
-                self._report(error)
+                if prefix.engine.healthy:  # one that is shut down reads no more prompts
+                    self._report(error)
             if self.waiting and self.waiting[0] is prefix:  # new prefixes may have evicted it meanwhile
                 self.waiting.popleft()
 

@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar
 from lookahead_agent.cpu import INT8
 from lookahead_agent.engines.vllm_config import runs_on_cpu
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.hardware.choice import WITH_DOT_PRODUCTS, CPUDefaults, Kernel, defaults_of
+from lookahead_agent.hardware.choice import WITH_AVX2, WITH_DOT_PRODUCTS, WITHOUT_INT8, CPUDefaults, Kernel, defaults_of
 from lookahead_agent.models.conversion import Form, converted, converted_folder, is_quantized
 from lookahead_agent.progress import Progress
 
@@ -24,15 +24,24 @@ _BYTES_PER_VALUE = {"float32": 4, "fp8": 1}  # by dtype; 2 for others
 
 @dataclass(frozen=True)
 class Platform:
-    """The engines' hardware: whether vLLM is a CPU build, and the default choices on this CPU."""
+    """The engines' hardware: whether vLLM is a CPU build, and what the CPU multiplies fast."""
 
     on_cpu: bool
-    defaults: CPUDefaults = WITH_DOT_PRODUCTS
+    int8: bool = True  # whether an int8 kernel runs at the speed of memory
+    dot_products: bool = True  # whether instructions add four products of int8, and bf16 is not emulated
 
     @classmethod
     def detect(cls) -> Self:
         """The platform of this machine."""
-        return cls(runs_on_cpu(), defaults_of())
+        defaults = defaults_of()
+        return cls(runs_on_cpu(), defaults is not WITHOUT_INT8, defaults is WITH_DOT_PRODUCTS)
+
+    @property
+    def defaults(self) -> CPUDefaults:
+        """The default choices on this CPU."""
+        if not self.int8:
+            return WITHOUT_INT8
+        return WITH_DOT_PRODUCTS if self.dot_products else WITH_AVX2
 
 
 @dataclass(frozen=True)

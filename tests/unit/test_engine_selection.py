@@ -13,7 +13,6 @@ from lookahead_agent.engines.shared_draft_proposer import COSTS
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.engines.vllm_config import uses_shared_draft
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.hardware.choice import WITH_AVX2, WITH_DOT_PRODUCTS, WITHOUT_INT8
 from lookahead_agent.models.cache import GGUF
 from lookahead_agent.models.conversion import converted_folder
 from lookahead_agent.models.resolve import choose_models
@@ -30,9 +29,9 @@ from tests.unit.fake_vllm import WORDS, tokenizer_in
 MODELS = choose_models("qwen2.5-coder-1.5b")
 LARGE = {"hidden_size": 1536, "num_hidden_layers": 28, "intermediate_size": 8960}
 SMALL = {"hidden_size": 896, "num_hidden_layers": 24, "intermediate_size": 4864}
-PLAIN = Platform(on_cpu=True, defaults=WITHOUT_INT8)
-AVX2 = Platform(on_cpu=True, defaults=WITH_AVX2)
-WITH_INT8 = Platform(on_cpu=True, defaults=WITH_DOT_PRODUCTS)
+PLAIN = Platform(on_cpu=True, int8=False)
+AVX2 = Platform(on_cpu=True, dot_products=False)
+WITH_INT8 = Platform(on_cpu=True)
 GPU = Platform(on_cpu=False)
 
 

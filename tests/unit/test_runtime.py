@@ -14,7 +14,6 @@ from lookahead_agent.engines.processes import available_cores
 from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.vllm_config import VLLMConfig, runs_on_cpu
 from lookahead_agent.errors import ConfigurationError, DiskSpaceError, EngineError, EngineStartError, LookaheadError
-from lookahead_agent.hardware.choice import WITHOUT_INT8
 from lookahead_agent.models.catalogue import ModelFacts
 from lookahead_agent.models.resolve import choose_models
 from lookahead_agent.policy import as_policy
@@ -78,7 +77,7 @@ def _hub(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 HUB: list[Path] = []
-CPU = Platform(on_cpu=True, defaults=WITHOUT_INT8)
+CPU = Platform(on_cpu=True, int8=False)
 
 
 def model_folder(facts: ModelFacts, _: object) -> Path:
