@@ -3,6 +3,9 @@
 vLLM spawns its processes, and a spawned Python first imports its parent's main module. A user's script would run a
 second time without an `if __name__ == "__main__"` guard, so this module starts them. It also keeps them quiet, shortens
 their start and exit, and kills them when their parent ends for any reason.
+
+The engine core on a CPU is forked, as it needs what the starter has imported. Its workers are spawned: OpenMP reads its
+settings when it is loaded.
 """
 
 import atexit
@@ -16,13 +19,17 @@ import sys
 import threading
 import warnings
 from contextlib import suppress
+from functools import partial
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
+from weakref import finalize
 
 from lookahead_agent.engines import child_watch
 from lookahead_agent.engines.processes import PARENT
 from lookahead_agent.errors import ConfigurationError
+
+_START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 
 
 def _kill_with_parent(parent: int) -> None:
@@ -53,10 +60,10 @@ def _shorten_start_and_exit() -> None:
     gc.disable()
     bootstrap = BaseProcess._bootstrap  # type: ignore[attr-defined]
 
-    def bootstrap_and_exit(process: BaseProcess, *arguments: Any) -> None:
+    def bootstrap_and_exit(process: BaseProcess, *arguments: Any, **named: Any) -> None:
         gc.freeze()
         gc.enable()
-        code = bootstrap(process, *arguments)
+        code = bootstrap(process, *arguments, **named)
         atexit._run_exitfuncs()
         os._exit(code)
 
@@ -71,6 +78,7 @@ def start_engine() -> None:
     owner = _watch_parent()
     with os.fdopen(descriptor, "wb") as out:
         try:
+            os.register_at_fork(after_in_child=partial(_become_engine_core, descriptor))
             pids, answer = _launch(**pickle.load(sys.stdin.buffer))
             content = bytes(ForkingPickler.dumps((True, answer)))
         except BaseException as error:
@@ -103,6 +111,8 @@ def _launch(arguments: dict[str, Any], on_cpu: bool) -> tuple[list[int], dict[st
         raise ConfigurationError("an engine's processes must all run on this machine: serve it with vLLM, and base_url")
     addresses = EngineZmqAddresses(inputs=bound.inputs, outputs=bound.outputs)
     log_stats = not engine_args.disable_log_stats
+    if on_cpu:
+        os.environ[_START_METHOD] = "fork"
     with launch_core_engines(config, Executor.get_class(config), log_stats, addresses) as engines:
         pass  # leaving the context waits until the engine runs
     processes = [*getattr(engines.engine_manager, "processes", ())]
@@ -117,6 +127,16 @@ def _launch(arguments: dict[str, Any], on_cpu: bool) -> tuple[list[int], dict[st
         "client_addresses": client_addresses,
     }
     return [process.pid for process in processes], answer
+
+
+def _become_engine_core(descriptor: int) -> None:
+    os.close(descriptor)  # the owner reads the starter's answer until all its copies are closed
+    # The starter's exit handlers would end this very process.
+    atexit._clear()
+    finalize._registry.clear()  # type: ignore[attr-defined]
+    finalize._registered_with_atexit = False  # type: ignore[attr-defined]
+    os.environ[_START_METHOD] = "spawn"
+    _watch_parent()
 
 
 def _watch_parent() -> int:
@@ -135,7 +155,7 @@ def _be_quiet() -> None:
 
 
 if __name__ == "__main__":
-    gc.disable()  # a third of the time of vLLM's imports
+    _shorten_start_and_exit()
     _be_quiet()
     start_engine()
 elif __name__ == "__mp_main__":
