@@ -1,5 +1,6 @@
 """The record of an agent's run, on which its limits and plans rest, and which no middleware changes."""
 
+import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from functools import wraps
@@ -105,7 +106,8 @@ def _contained_sync(hook: Callable[..., Any]) -> Callable[..., Any]:
             with foreign_code():
                 return hook(*args, **kwargs)
         except KeyboardInterrupt as error:
-            if threading.current_thread() is threading.main_thread():  # Ctrl-C
+            # Ctrl-C, unless an event loop runs here, which the exception would end.
+            if threading.current_thread() is threading.main_thread() and asyncio._get_running_loop() is None:
                 raise
             raise ForeignCodeError("it raised KeyboardInterrupt") from error
 

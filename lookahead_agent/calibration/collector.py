@@ -60,7 +60,7 @@ class Collector:
 
     def __post_init__(self) -> None:
         self._file = RowFile(self.out)
-        self._sampling = self.llm.request("", CallOptions()).sampling
+        self._sampling = self.llm.request("?", CallOptions()).sampling
         self._policy = as_policy(self.llm.policy)
         self._slots = asyncio.Semaphore(self.at_once)
         self._settings: dict[str, Any] = {

