@@ -14,7 +14,8 @@ from lookahead_agent.engines.vllm_config import VLLMConfig
 from lookahead_agent.engines.vllm_engine import VLLMEngine
 
 FORKED = """
-import multiprocessing, sys
+import multiprocessing, os, sys
+from lookahead_agent.errors import LookaheadError
 from lookahead_agent.testing import scripted_chat
 
 llm = scripted_chat("One.\\n\\nTwo.", policy="exact")
@@ -26,6 +27,17 @@ def ask(_):
 with multiprocessing.get_context("fork").Pool(2) as pool:
     print(pool.map_async(ask, range(4)).get(60) == ["One.\\n\\nTwo."] * 4)
 print(llm.invoke("q").text == "One.\\n\\nTwo.", flush=True)
+
+stream = llm.stream("q")
+next(stream)
+if (child := os.fork()) == 0:
+    try:
+        next(stream)
+    except LookaheadError as error:
+        print("parent process" in str(error), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+print(len(list(stream)) > 0, flush=True)
 """
 SOCKETS = """
 import os, sys
@@ -50,8 +62,8 @@ def output_of(script: str) -> list[str]:
     return process.stdout.split()
 
 
-def test_forked_processes_and_their_parent_generate_replies() -> None:
-    assert output_of(FORKED) == ["True", "True"]
+def test_forked_processes_and_their_parent_generate_replies_and_a_stream_belongs_to_its_process() -> None:
+    assert output_of(FORKED) == ["True"] * 4
 
 
 def test_forked_process_has_its_own_socket_folder_and_keeps_its_parents() -> None:
