@@ -130,8 +130,11 @@ class EngineProcess:
         self.exit_code(None)
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """End the processes; see `end_processes`."""
-        end_processes(process_trees([self._process.pid] if self._process.poll() is None else []), timeout or 3.0)
+        """Terminate vLLM's processes by the engine core, which ends its workers first; kill what remains in time."""
+        tree = process_trees([self._process.pid] if self._process.poll() is None else [])
+        self._process.terminate()
+        _, alive = psutil.wait_procs(tree, timeout=timeout or 3.0)
+        kill_processes(alive)
 
 
 def finish_start(pids: Iterable[int], *, failed: bool) -> None:
