@@ -31,22 +31,25 @@ _CONTEXT, _PROPOSED = 2, 4  # Tokens that a prompt lookup matches, and draft tok
 
 
 def replies(response: LLMResult) -> Iterator[tuple[AIMessage, dict[str, Any]]]:
-    """Yield the replies that a `ChatLookahead` wrote for a call, each with its `lookahead` metadata.
-
-    Replies from LangChain's cache are left out: their metadata are those of the call that wrote them.
-    """
+    """Yield the replies that a `ChatLookahead` wrote for a call, each with its `lookahead` metadata."""
     for message in messages_of(response):
-        # LangChain states the cost of replies from its cache, and only theirs.
-        usage: Mapping[str, Any] = message.usage_metadata or {}
-        is_cached = usage.get("total_cost") == 0
-        if "lookahead" in message.response_metadata and not is_cached:
+        if "lookahead" in message.response_metadata:
             yield message, message.response_metadata["lookahead"]
 
 
 def messages_of(response: LLMResult) -> list[AIMessage]:
-    """Return the replies of any chat model in a callback's result."""
+    """Return the replies that any chat model wrote for a call.
+
+    Replies from LangChain's cache are left out: their metadata are those of the call that wrote them.
+    """
     messages = [chat.message for group in response.generations for chat in group if isinstance(chat, ChatGeneration)]
-    return [message for message in messages if isinstance(message, AIMessage)]
+    return [message for message in messages if isinstance(message, AIMessage) and not _is_cached(message)]
+
+
+def _is_cached(message: AIMessage) -> bool:
+    # LangChain states the cost of replies from its cache, and only theirs.
+    usage: Mapping[str, Any] = message.usage_metadata or {}
+    return usage.get("total_cost") == 0
 
 
 class RunRecorder(BaseCallbackHandler):

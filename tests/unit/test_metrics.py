@@ -9,6 +9,7 @@ from langchain_core.caches import InMemoryCache
 from langchain_core.runnables import RunnableConfig
 
 from lookahead_agent.agents.metrics import NodeMetrics
+from lookahead_agent.bench.samples import CallRecorder
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.trace.node_times import node_times, spans_of
 from lookahead_agent.trace.recorder import TraceRecorder
@@ -51,9 +52,9 @@ def test_cached_prompt_tokens_are_unknown_if_the_engine_does_not_report_them() -
 
 
 def test_replies_from_the_cache_count_nothing() -> None:
-    metrics, recorder = NodeMetrics(), TraceRecorder()
-    config: RunnableConfig = {"callbacks": [metrics, recorder]}
     llm = scripted_chat("One.\n\nIt is 4.", policy="exact:depth=2", cache=InMemoryCache())
+    metrics, recorder, bench = NodeMetrics(), TraceRecorder(), CallRecorder(llm.backend.tokenizer().decode)
+    config: RunnableConfig = {"callbacks": [metrics, recorder, bench]}
     llm.invoke("q", config)
     node, spans = dict(metrics.nodes()[0]), spans_of(recorder.rows)
     assert node["replies"] == 1
@@ -62,6 +63,7 @@ def test_replies_from_the_cache_count_nothing() -> None:
     assert metrics.nodes() == [node]
     assert spans_of(recorder.rows) == spans
     assert node_times(spans)[0].replies == len(timeline(recorder.rows)) == 1
+    assert len(bench.calls) == 1
     assert recorder._prompts == {}, "the prompts of cached replies are not kept"
     llm.invoke("another question", config)
     assert metrics.nodes()[0]["replies"] == 2
