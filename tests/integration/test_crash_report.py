@@ -127,10 +127,7 @@ async def test_reply_survives_a_killed_judge_and_a_later_one_uses_the_restarted_
     assert "killed" in metadata(message)["speculation_disabled"]
     assert "being started again" in metadata(llm.invoke(QUESTION, max_tokens=50))["speculation_disabled"]
     await wait_until(lambda: engines.judge is not None, seconds=180)
-    recovered = metadata(llm.invoke(QUESTION, max_tokens=50))
-    assert recovered["speculation_disabled"] is None
-    assert llm.backend.runtime is not None
-    assert len(llm.backend.runtime.launcher.held) == 3
+    assert metadata(llm.invoke(QUESTION, max_tokens=50))["speculation_disabled"] is None
 
 
 @pytest.mark.timeout(400)
