@@ -41,6 +41,9 @@ SHARE_TINY = frozenset(
     }
 )
 TINY = "tiny"
+# Files that run one test after another: SmolLM2's engines fill a machine, and a daemon has a session of its own, whose
+# processes some schedulers starve beside busy ones.
+ALONE = frozenset({"test_smollm.py", "test_daemon.py"})
 # Groups of tests that take minutes, longest first: a late start of one would leave the other workers idle.
 LONGEST = (TINY, "crash_report", "precision", "processes", "sampling", "daemon", "serve")
 CALLS = ("invoke", "ainvoke", "stream", "astream")
@@ -73,7 +76,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.integration)
-            if item.path.name == "test_smollm.py" or {"real", "default_llm"} & _fixtures(item):
+            if item.path.name in ALONE or {"real", "default_llm"} & _fixtures(item):
                 item.add_marker(pytest.mark.packaged)
             assert "tiny" not in _fixtures(item) or _group(item.path) == TINY, f"SHARE_TINY lacks {item.path.stem}"
     deselected = [item for item in items if _is_unsupported(item)]
