@@ -174,8 +174,7 @@ def foreign_code() -> Iterator[None]:
     try:
         yield
     except (SystemExit, GeneratorExit, asyncio.CancelledError) as error:
-        text = f": {error}" if str(error) else ""
-        raise ForeignCodeError(f"it raised {type(error).__name__}{text}") from error
+        raise ForeignCodeError(f"it raised {background.describe(error)}") from error
 
 
 @contextmanager

@@ -152,8 +152,7 @@ def _current_task() -> "asyncio.Task[Any] | None":
 
 
 def _foreign_exit(error: BaseException) -> ForeignCodeError:
-    text = f": {error}" if str(error) else ""
-    return ForeignCodeError(f"it raised {type(error).__name__}{text}, which would end the program")
+    return ForeignCodeError(f"it raised {describe(error)}, which would end the program")
 
 
 _background = LoopThread("lookahead-agent")
