@@ -60,8 +60,8 @@ def calculate(expression: str) -> str:
     if unknown := [word for word in dict.fromkeys(_WORD.findall(text)) if word not in _FUNCTIONS]:
         names = ", ".join(word[:50] for word in unknown[:_MAX_NAMED]) + (", …" if len(unknown) > _MAX_NAMED else "")
         raise ValueError(
-            f"only arithmetic on numbers is evaluated: this calculator does not know {names}. Fetch the values first, with "
-            f"other tools, and then write them as numbers. Functions are {', '.join(_FUNCTIONS)}"
+            f"only arithmetic on numbers is evaluated: this calculator does not know {names}. Fetch the values first, "
+            f"with other tools, and then write them as numbers. Functions are {', '.join(_FUNCTIONS)}"
         )
     try:
         tree = ast.parse(text, mode="eval")

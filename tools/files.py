@@ -42,8 +42,8 @@ def read_text(
         The lines with their line ends, and a note if there are more.
 
     Raises:
-        ValueError: There is no such text file, it has no such line or character, its name is protected, it is outside or behind a link, it is too long,
-            or it cannot be read now. The message says which.
+        ValueError: There is no such text file, it has no such line or character, its name is protected, it is outside
+            or behind a link, it is too long, or it cannot be read now. The message says which.
     """
     refuse_protected(name, allow, writing=False)
     with working_folder.open_parent(root, name) as (parent, basename):
@@ -88,8 +88,8 @@ def read_text(
 def write_text(root: Path, name: str, text: str, allow: Collection[str] = ()) -> str:
     """Write a file, replacing an existing one.
 
-    If each line of the existing file ends with a carriage return and a line feed, and no line of the text does, then the
-    lines of the new file end so, too: models write line feeds only.
+    If each line of the existing file ends with a carriage return and a line feed, and no line of the text does, the
+    lines of the new file end so, too. Models write line feeds only.
 
     Args:
         root: The working folder.

@@ -86,7 +86,9 @@ class ToolResultMiddleware(AgentMiddleware[Any, Any, Any]):
             explanation = f"\n\nThe tool is:\n{describe_tools([request.tool])}\n{_FAILED}"
         if isinstance(content, str):
             # A lone surrogate would fail the run when its state is saved.
-            text = (self._fitting(content.encode(errors="replace").decode()) if content.strip() else _EMPTY) + explanation
+            text = (
+                self._fitting(content.encode(errors="replace").decode()) if content.strip() else _EMPTY
+            ) + explanation
             return message.model_copy(update={"content": text})
         media = [block for block in content if not _is_text(block)]
         text = self._fitting("\n".join(describe_block(block) for block in content if _is_text(block))) + explanation
