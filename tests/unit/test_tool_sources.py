@@ -171,7 +171,10 @@ def test_agent_calls_async_tools_in_invoke_and_ainvoke() -> None:
             "s.json: the server 'a': command: Input should be a valid string",
         ),
         ('{"mcpServers": {"a": {"url": "x", "type": "ws"}}}', "s.json: the server 'a': type: Input should be"),
-        ('{"mcpServers": {"a": {"command": "${UNSET_VARIABLE}"}}}', "the environment variable UNSET_VARIABLE, which is not set"),
+        (
+            '{"mcpServers": {"a": {"command": "${UNSET_VARIABLE}"}}}',
+            "the environment variable UNSET_VARIABLE, which is not set",
+        ),
         ("\udcff", "s.json: 'utf-8' codec can't decode"),
     ],
 )
