@@ -21,6 +21,7 @@ from langchain_core.tools import BaseTool
 from lookahead_agent.agents.prompts import lookahead_settings
 from lookahead_agent.agents.run_record import ContainedToolMiddleware, RunRecordMiddleware, contain_middleware
 from lookahead_agent.agents.tool_results import FitContextMiddleware, ToolResultMiddleware
+from lookahead_agent.agents.tool_schemas import check_tools
 from lookahead_agent.agents.tool_use import error_text, is_read_only
 from lookahead_agent.agents.turns import FINISHER, MODEL_CALLS, FinalAnswerMiddleware, ModelCall, Turn, TurnMiddleware
 from lookahead_agent.generation.tool_calls import invalid_call_messages
@@ -58,10 +59,12 @@ def standard_middleware(
         finisher_prompt: System prompt of the last turn.
 
     Raises:
+        ConfigurationError: The schema of a tool is too large, or refers to something outside of it.
         ValueError: `ask_before` names an unknown tool, or `model_calls` is below 1.
     """
     if unknown := sorted(set(ask_before) - {tool.name for tool in tools}):
         raise ValueError(f"ask_before names tools that there are not: {', '.join(unknown)}")
+    check_tools(tools)
     for entry in middleware:
         contain_middleware(entry)
     is_lookahead = bool(lookahead_settings(llm, node=node))

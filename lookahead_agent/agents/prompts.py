@@ -10,6 +10,7 @@ from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, ChatMess
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
+from lookahead_agent.agents.tool_schemas import check_tools
 from lookahead_agent.errors import ConfigurationError
 
 Message = TypeVar("Message", bound=BaseMessage)
@@ -25,7 +26,13 @@ OF_RUN = "question_of_run"
 
 
 def describe_tools(tools: Iterable[BaseTool | Mapping[str, Any]]) -> str:
-    """Describe each tool by name, arguments and description, on one or more lines: `- name(argument: type): …`."""
+    """Describe each tool by name, arguments and description, on one or more lines: `- name(argument: type): …`.
+
+    Raises:
+        ConfigurationError: A tool's schema is too large, or refers to something outside of it.
+    """
+    tools = [*tools]
+    check_tools(tools)
     return "\n".join(f"- {_described(convert_to_openai_tool(tool)['function'])}" for tool in tools)
 
 

@@ -16,10 +16,12 @@ from langchain.agents.middleware import (
 )
 from langchain.agents.middleware.types import PrivateStateAttr
 from langchain_core.messages import AIMessage, AnyMessage, ToolMessage
+from langchain_core.tools import ToolException
 from langgraph.types import Command
 
 from lookahead_agent.agents.prompts import OF_RUN, is_question, since_last_question
 from lookahead_agent.agents.tool_use import contained, foreign_code
+from lookahead_agent.agents.written_calls import Parameters
 from lookahead_agent.engines.background import contain
 from lookahead_agent.errors import ForeignCodeError
 
@@ -68,7 +70,10 @@ class RunRecordMiddleware(AgentMiddleware[Any, Any, Any]):
 
 
 class ContainedToolMiddleware(AgentMiddleware[Any, Any, Any]):
-    """Calls tools so that their code can neither end the program nor block an event loop; see `contained`."""
+    """Calls tools so that their code can neither end the program nor block an event loop; see `contained`.
+
+    Arguments that a JSON schema refuses are an error for the model: LangChain checks those of Pydantic's classes only.
+    """
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolResult]) -> ToolResult:
         """Call the tool."""
@@ -84,6 +89,11 @@ class ContainedToolMiddleware(AgentMiddleware[Any, Any, Any]):
 def _contained(request: ToolCallRequest, *, asynchronous: bool) -> ToolCallRequest:
     if request.tool is None:
         return request
+    if isinstance(request.tool.args_schema, dict):
+        try:
+            Parameters.of(request.tool).check(request.tool_call["args"])
+        except ValueError as error:
+            raise ToolException(str(error)) from error
     return request.override(tool=contained(request.tool, asynchronous=asynchronous))
 
 

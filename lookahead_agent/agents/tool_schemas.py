@@ -1,14 +1,27 @@
 """Checks of the schemas of foreign tools: small schemas can take hours to resolve or to match."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from langchain_core.tools import BaseTool
+
 from lookahead_agent.engines.json_schema import target
+from lookahead_agent.errors import ConfigurationError
 
 _MAX_BYTES = 64 << 10
 _MAX_LEVELS = 64
 _MAX_PARTS = 5_000  # Objects, lists and values of a schema in which each reference is replaced by its target
+
+
+def check_tools(tools: Iterable[object]) -> None:
+    """Raise ConfigurationError for a tool whose JSON schema LangChain or a template might resolve for hours."""
+    for tool in tools:
+        if isinstance(tool, BaseTool) and isinstance(tool.args_schema, dict):
+            try:
+                check_tool_schema(tool.args_schema)
+            except ValueError as error:
+                raise ConfigurationError(f"the tool {tool.name[:100]!r} cannot be used: {error}") from error
 
 
 def check_tool_schema(schema: Mapping[str, Any]) -> None:

@@ -213,7 +213,7 @@ def _in_thread(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
     return run
 
 
-def _without_stop_iteration(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _without_stop_iteration(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call a function; a future cannot hold `StopIteration`."""
     try:
         return function(*args, **kwargs)

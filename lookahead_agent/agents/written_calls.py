@@ -11,12 +11,15 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import Any, NamedTuple, Self
 
 from jsonschema import Draft202012Validator, ValidationError, validators
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from referencing import Registry
+
+from lookahead_agent.agents.tool_schemas import check_tools
 
 _QUOTED = r"""\"\"\"(?:[^\\]|\\.)*?\"\"\"|'''(?:[^\\]|\\.)*?'''|(?!\"\"\"|''')(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""
 _TOKEN = re.compile(
@@ -37,6 +40,8 @@ _ESCAPE = re.compile(r"\\(x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|N\{[^{
 _ESCAPES = {"\n": "", "\\": "\\", "'": "'", '"': '"', **dict(zip("abfnrtv", "\a\b\f\n\r\t\v", strict=True))}
 _MAX_DEPTH = 64  # levels of objects and lists in a value
 _MAX_REFERENCES = 1_000  # references of a schema followed for one call: nested ones multiply
+_MAX_PROBLEMS = 5  # wrong arguments that an error names
+_MAX_PROBLEM = 300  # characters of each reason
 
 
 class Token(NamedTuple):
@@ -284,7 +289,8 @@ class Parameters:
 
     @classmethod
     def of(cls, tool: BaseTool) -> Self:
-        """Return a tool's parameters as a model sees them."""
+        """Return a tool's parameters as a model sees them; raises ConfigurationError for a schema that is too large."""
+        check_tools([tool])
         schema = convert_to_openai_tool(tool)["function"].get("parameters") or {}
         return cls({key: value for key, value in schema.items() if value is not None})
 
@@ -345,14 +351,27 @@ class Parameters:
         """Whether the schema accepts a value of one argument."""
         return name not in self._misfits({name: value})
 
+    def check(self, arguments: Mapping[str, Any]) -> None:
+        """Raise ValueError with the reasons if the schema refuses arguments; one that cannot be read refuses none."""
+        problems = [
+            f"{'.'.join(map(str, error.path)) or 'they'}: {error.message[:_MAX_PROBLEM]}"
+            for error in islice(self._errors(arguments) or (), _MAX_PROBLEMS)
+        ]
+        if problems:
+            raise ValueError(f"wrong arguments: {'; '.join(problems)}")
+
     def _misfits(self, arguments: Mapping[str, Any]) -> set[str | None]:
         """Return the names of the arguments that the schema refuses; None stands for all of them together."""
+        errors = self._errors(arguments)
+        return {None} if errors is None else {error.path[0] if error.path else None for error in errors}
+
+    def _errors(self, arguments: Mapping[str, Any]) -> list[ValidationError] | None:
+        """Return why the schema refuses arguments; None: it is invalid, and does not say what fits."""
         _followed.count = 0
         try:
-            errors = _Validator(self.schema, registry=Registry()).iter_errors(arguments)
-            return {error.path[0] if error.path else None for error in errors}
-        except Exception:  # an invalid schema fails in many ways; it does not say what fits
-            return {None}
+            return [*_Validator(self.schema, registry=Registry()).iter_errors(arguments)]
+        except Exception:  # an invalid schema fails in many ways
+            return None
 
 
 def _kinds(schema: Any) -> set[str]:

@@ -25,7 +25,7 @@ from pydantic import BaseModel, Field
 
 from lookahead_agent.agents import templates
 from lookahead_agent.agents.tool_use import MAX_RESULT_LENGTH, cut, error_text, make_tool, with_sync_call
-from lookahead_agent.errors import ForeignCodeError
+from lookahead_agent.errors import ConfigurationError, ForeignCodeError
 from lookahead_agent.testing import scripted_chat, scripted_replies
 from tools.calculator import calculator
 from tools.files import make_file_tools
@@ -370,6 +370,49 @@ async def test_tool_that_ends_programs_is_a_failed_call(ending: Any, coroutine: 
         assert state["messages"][-1].text == "Done."
         assert [ending.__name__ in text for text, is_failed in tool_results(state)][:2] == [True, True]
     assert helper.invoke("?").text == "Lisbon."
+
+
+SCHEMA: Any = {"type": "object", "properties": {"text": {"type": "string"}, "count": {"type": "integer"}}}
+SCHEMA |= {"required": ["text", "count"]}
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_call_that_a_json_schema_refuses_is_not_run_and_the_model_reads_why(asynchronous: bool) -> None:
+    received: list[dict[str, Any]] = []
+    tool = StructuredTool(
+        name="look_up",
+        description="Look.",
+        args_schema=SCHEMA,
+        func=lambda **arguments: str(received.append(arguments)),
+    )
+    wrong: list[dict[str, Any]] = [{"text": "a", "count": "two"}, {"text": 1}]
+    calls = [call_text("look_up", **arguments) for arguments in [*wrong, {"text": "a", "count": 2}]]
+    script = {"You_think": "I look.", "You_carry_out": [*calls, READY], "You_": "Done."}
+    graph = templates.build_react(scripted_chat(scripted_replies(**script), policy="off"), [tool])
+    state = await graph.ainvoke(INPUT) if asynchronous else graph.invoke(INPUT)
+    texts, failed = zip(*tool_results(state)[:3], strict=True)
+    assert failed == (True, True, False)
+    assert "wrong arguments: count: 'two' is not of type 'integer'" in texts[0]
+    assert "'count' is a required property" in texts[1]
+    assert "text: 1 is not of type 'string'" in texts[1]
+    assert received == [{"text": "a", "count": 2}]
+
+
+@pytest.mark.parametrize("name", ["react", "rewoo", "llm_compiler", "plan_execute", "supervisor"])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$defs": {f"a{at}": {"anyOf": [{"$ref": f"#/$defs/a{at + 1}"}] * 9} for at in range(20)} | {"a20": {}}},
+        {"properties": {"a": {"$ref": "http://127.0.0.1:9/x"}}},
+        {"properties": {"a": {"enum": ["x" * 100_000]}}},
+    ],
+)
+def test_schema_bomb_of_a_users_tool_is_one_error(name: str, schema: Any) -> None:
+    root = {"properties": {"a": {"$ref": "#/$defs/a0"}}} | schema
+    tool = StructuredTool(name="bomb", description="Bomb.", args_schema=root, func=lambda: "")
+    tools: Any = {"searcher": [tool]} if name == "supervisor" else [tool]
+    with pytest.raises(ConfigurationError, match="'bomb' cannot be used"):
+        getattr(templates, f"build_{name}")(helper, tools)
 
 
 class OwnTool(BaseTool):
