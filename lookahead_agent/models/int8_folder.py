@@ -118,8 +118,9 @@ def _empty_model(source: Path) -> Any:
     """The model without weights, which knows its layers."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source))
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
 def _safetensors(source: Path) -> dict[str, SourceTensor]:
