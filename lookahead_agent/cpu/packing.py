@@ -75,5 +75,5 @@ def merge(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     # The parts are tensors of their own to torch, although they are neighbours in memory.
     whole = (ctypes.c_int8 * sum(part.numel() for part in parts)).from_address(parts[0].data_ptr())
     merged = torch.frombuffer(whole, dtype=torch.int8).view(-1, *parts[0].shape[1:])
-    merged.parts = parts  # type: ignore[attr-defined]  # keeps the file mapped
+    merged.parts = parts  # keeps the file mapped
     return merged
