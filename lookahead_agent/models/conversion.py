@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -122,11 +122,8 @@ def run_child(command: Sequence[str], title: str, progress: Progress) -> None:
 
 
 def _write_metadata(gguf: Path, folder: Path) -> None:
-    import gguf as gguf_library
     from transformers import AutoConfig, AutoTokenizer
 
-    # Configuration and tokenizer both read the file's vocabulary, which takes ten seconds.
-    gguf_library.GGUFReader = cache(gguf_library.GGUFReader)  # type: ignore[misc, assignment]
     source: dict[str, Any] = {
         "pretrained_model_name_or_path": str(gguf.parent),
         "gguf_file": gguf.name,
