@@ -1,9 +1,9 @@
 """Search a folder of documents by words in many languages and, with an embedding model, by meaning.
 
 Text of any kind, HTML, PDF, Word, PowerPoint, Excel, OpenDocument sheets, notebooks and JSON are read, and read again
-when they change. Passages are cited by file and line, pages and the like by their number. Long lines and pages are split
-into passages, and each passage of a table has the names of its columns. BM25 (bm25s) ranks by words. With sentence
-embeddings, rank fusion returns the passages that either ranking finds.
+when they change. Passages are cited by file and line, pages and the like by their number. Long lines and pages are
+split into passages, and each passage of a table has the names of its columns. BM25 (bm25s) ranks by words. With
+sentence embeddings, rank fusion returns the passages that either ranking finds.
 
 Documents may be untrusted: links are not followed, and only regular files of at most 20 MiB are read. A process of its
 own parses each document that is not text, with a limit of 20 seconds and 512 MiB.
@@ -41,12 +41,11 @@ _OVERLAP = 3
 _MAX_PASSAGE_LENGTH = 4_000
 _MAX_QUESTION_LENGTH = 10_000
 _MAX_BYTES = 20 << 20
-# Bytes by which the encoding of a text is detected, and the encodings in the order of preference.
+# Bytes by which the encoding of a text is detected; the encodings of texts with mostly, and with few, ASCII letters.
 _SAMPLE = 64 << 10
-_ENCODINGS = (
-    "cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "koi8_r", "cp932", "euc_jp", "gb18030",
-    "big5", "cp949", "mac_roman", "cp437", "cp850",
-)  # fmt: skip
+_LATIN = ("cp1252", "cp1250", "cp1254", "cp1257", "mac_roman", "cp850")
+_OTHERS = ("cp1251", "koi8_r", "cp1253", "cp1255", "cp1256", "cp932", "euc_jp", "gb18030", "big5", "cp949")
+_CONTROLS = bytes({*range(32)} - {*b"\t\n\r\f\v\b\x1b"})
 _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"),
@@ -329,8 +328,9 @@ def _read(document: _Document, path: Path, name: str, seconds: float) -> None:
 def _read_text(document: _Document, data: bytes, name: str, suffix: str, kind: str | None, seconds: float) -> None:
     text, encoding = _decoded(data)
     if text is None:
-        kinds = "text, " + ", ".join(sorted(KINDS))
-        document.problem = f"it is no text, and {suffix or 'its kind'} is not among the kinds that are read ({kinds})"
+        document.problem = "it is no text"
+        if kind is None:
+            document.problem += f" and no kind that is read: {', '.join(sorted(KINDS))}"
         return
     if kind is not None:
         _read_parts(document, text.encode(errors="replace"), name, kind, seconds)
@@ -357,16 +357,25 @@ def _decoded(data: bytes) -> tuple[str | None, str | None]:
             if zeros.count(0) > half * 0.7 and data[:_SAMPLE].count(0) < half * 1.1:
                 return data.decode(encoding, errors="replace"), encoding
         return None, None
+    sample = data[:_SAMPLE]
+    if (len(sample) - len(sample.translate(None, _CONTROLS))) * 50 > len(sample):
+        return None, None
     try:
         return data.decode("utf-8"), None
     except UnicodeDecodeError:
         from charset_normalizer import from_bytes
 
-    best = from_bytes(data[:_SAMPLE], cp_isolation=list(_ENCODINGS)).best()
-    controls = sum(byte < 32 and byte not in (9, 10, 12, 13, 27) for byte in data[:_SAMPLE])
-    if best is None or controls * 50 > len(data[:_SAMPLE]):
+    high = sum(byte > 127 for byte in sample)
+    letters = high + sum(65 <= byte & 0xDF <= 90 for byte in sample if byte < 128)
+    if high * 20 < letters * 9:
+        # Without a better guess: each byte is a letter or a sign of Western Europe.
+        best = from_bytes(sample, cp_isolation=list(_LATIN)).best()
+        encoding = "cp1252" if best is None or str(best) == sample.decode("cp1252", errors="replace") else best.encoding
+    elif (best := from_bytes(sample, cp_isolation=list(_OTHERS)).best()) is not None:
+        encoding = best.encoding
+    else:
         return None, None
-    return data.decode(best.encoding, errors="replace"), best.encoding
+    return data.decode(encoding, errors="replace"), encoding
 
 
 def _read_parts(document: _Document, data: bytes, name: str, kind: str, seconds: float) -> None:

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 from langchain_core.tools import BaseTool
 
@@ -26,6 +27,7 @@ _MEMORY = 64 << 20
 _NOTICES = 300
 _LANGUAGES = ("sql", "sqlite", "sqlite3", "postgresql", "postgres", "mysql", "mariadb", "duckdb")
 _LABEL = re.compile(r"\s*(?:sql|(?:sql[ _]?)?(?:query|statement))\s*:", re.IGNORECASE)
+_URL = re.compile(r"(?P<scheme>file|[A-Za-z][\w+.-]+(?=://)):(?P<rest>.*)", re.DOTALL | re.IGNORECASE)
 _MAX_OUTPUT = 4 << 20
 _REST = "select fewer columns, or parts of them with substr()"
 _MAX_COPY = 256 << 20
@@ -81,13 +83,43 @@ def _bare(statement: str) -> str:
     return _LABEL.sub("", statement)
 
 
+def database_path(address: str | Path) -> Path:
+    """Return the file of a path, of a URL such as sqlite:///shop.db, or of SQLite's own URI, file:shop.db?mode=ro.
+
+    Raises:
+        ValueError: It is another database's URL; the message has no password.
+    """
+    text = str(address)
+    if (found := _URL.match(text)) is None:
+        return Path(text).expanduser()
+    scheme, rest = found["scheme"].lower(), found["rest"]
+    if scheme == "file" or re.fullmatch(r"sqlite3?(\+\w+)?", scheme):
+        # SQLAlchemy's URLs have three slashes before a relative path, and may hold a URI.
+        name = rest.removeprefix("///") if scheme != "file" else re.sub(r"^//(localhost)?(?=/)", "", rest)
+        name = re.split("[?#]", name.removeprefix("file:"))[0]
+        if scheme == "file" or "file:" in rest:
+            name = unquote(name)
+        if not name or name == ":memory:" or (scheme != "file" and not rest.startswith("///")):
+            raise ValueError("this URL names no file of a SQLite database: write sqlite:///shop.db or shop.db")
+        return Path(name).expanduser()
+    host = rest.rpartition("@")[2].split("?")[0]
+    raise ValueError(
+        f"{scheme}:…{host[:200]} is no SQLite database, and only SQLite is read: copy its tables into a SQLite file, "
+        "or name a tool of your own (module:tool) or of an MCP server that asks it"
+    )
+
+
 def make_sql_tool(database: str | Path, limits: SqlLimits | None = None) -> BaseTool:
     """Create a tool for one database, whose description shows the model its tables.
+
+    Args:
+        database: A SQLite file, or its URL, see `database_path`.
+        limits: Limits of each statement.
 
     Raises:
         ValueError: The database does not exist, or cannot be read now.
     """
-    path = Path(database)
+    path = database_path(database)
     description = f"Ask the SQLite database with one SELECT statement. Its tables:\n{schema(path)}"
 
     @make_tool(description=description, rest=_REST, read_only=True)

@@ -114,7 +114,7 @@ def explained(error: Exception, seconds: float) -> str:
     """Describe an error so that a model can act on it."""
     message = "out of memory" if isinstance(error, MemoryError) else str(error)
     known = {
-        "not authorized|prohibited": "only SELECT statements are carried out: nothing can be changed or attached",
+        "authoriz|prohibited": "only SELECT statements are carried out: nothing can be changed or attached",
         "interrupted": f"the statement took more than {seconds:g} s",
         "one statement at a time": "one statement at a time",
         "out of memory": "the statement needs more memory than it may have: ask for less, or for fewer rows",
