@@ -124,7 +124,7 @@ def test_rows_keep_the_names_of_their_columns(tmp_path: Path) -> None:
     assert all("total_eur" in passage.text and "Customer40" in passage.text for passage in found.values())
     assert found["a.csv"].source == "a.csv:37-48"
     assert "column700: value700" in index.search("value700")[0].text
-    assert index.search("needle")[-1].source == "lines.csv:14-23"
+    assert {passage.source for passage in index.search("needle")} == {"lines.csv:1-13", "lines.csv:14-23"}
 
 
 def test_documents_of_many_kinds_are_read(tmp_path: Path) -> None:
@@ -172,8 +172,8 @@ def test_documents_that_are_left_out_are_named_with_the_reason(folder: Path) -> 
     answer = tool.invoke({"question": "zebra"})
     for reason in (
         "scan.pdf: it has no text", "bad.docx: it is left out from where it cannot be read: BadZipFile",
-        "id_rsa: its name is a secret's", "picture.png: it is no text and no kind that is read: .docm", "empty.md: it is empty",
-        "link.txt: it is a link", "broken.pdf: it is left out",
+        "id_rsa: its name is a secret's", "picture.png: it is no text and no kind that is read: .docm",
+        "empty.md: it is empty", "link.txt: it is a link", "broken.pdf: it is left out",
     ):  # fmt: skip
         assert reason in answer
     assert answer.startswith("nothing fits: try other words (not searched: ")
