@@ -164,7 +164,14 @@ class DocumentIndex:
         documents: dict[str, _Document] = {}
         left_out: dict[str, str] = {}
         rest = ""
-        for name, path in _files(self._root, left_out):
+        try:
+            files = list(_files(self._root, left_out))
+        except OSError as error:
+            if self._documents:  # what was read before can still be searched
+                logger.warning("%s cannot be read now: %s", self._root.name, error.strerror)
+                return
+            files = []
+        for name, path in files:
             if not rest and len(documents) == limits.documents:
                 rest = f"the folder has more than {limits.documents} documents"
             if not rest and (seconds := end - time.monotonic()) <= 0:
@@ -175,8 +182,10 @@ class DocumentIndex:
             version = _version(path)
             known = self._documents.get(name)
             if known is None or known.version is None or known.version != version:
-                known = _Document(version)
+                before, known = known, _Document(version)
                 _read(known, path, name, min(seconds, limits.document_seconds))
+                if known.version is None and before is not None and before.passages:
+                    known = before  # it cannot be opened now
                 if len(known.passages) > limits.passages:
                     known.problem = f"it has more than {limits.passages} passages: the others are left out"
                     del known.passages[limits.passages :]
@@ -278,8 +287,17 @@ def _version(path: Path) -> tuple[int, ...] | None:
 
 
 def _files(root: Path, left_out: dict[str, str]) -> Iterator[tuple[str, Path]]:
-    """Yield the names and paths of a folder's files, without hidden ones; `left_out` gets links and secrets."""
-    for parent, folders, files in os.walk(root, followlinks=False):
+    """Yield the names and paths of a folder's files, without hidden ones; `left_out` gets links and secrets.
+
+    Raises OSError if the folder itself cannot be listed.
+    """
+
+    def report(error: OSError) -> None:
+        if error.filename == str(root):
+            raise error
+        left_out[_shown(root, Path(error.filename))] = f"it cannot be listed: {error.strerror}"
+
+    for parent, folders, files in os.walk(root, onerror=report, followlinks=False):
         for name in sorted(folders):
             if Path(parent, name).is_symlink():
                 left_out[_shown(root, Path(parent, name))] = "it is a link: links are not followed"
