@@ -45,6 +45,11 @@ _MAX_BYTES = 20 << 20
 _SAMPLE = 64 << 10
 _LATIN = ("cp1252", "cp1250", "cp1254", "cp1257", "mac_roman", "cp850")
 _OTHERS = ("cp1251", "koi8_r", "cp1253", "cp1255", "cp1256", "cp932", "euc_jp", "gb18030", "big5", "cp949")
+# The beginnings of files that are no text.
+_SIGNATURES = (
+    b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"PK\3\4", b"%PDF-", b"\x1f\x8b", b"\x7fELF", b"RIFF", b"OggS", b"ID3",
+    b"\xd0\xcf\x11\xe0", b"BZh", b"7z\xbc\xaf", b"MZ",
+)  # fmt: skip
 _CONTROLS = bytes({*range(32)} - {*b"\t\n\r\f\v\b\x1b"})
 _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
@@ -365,7 +370,7 @@ def _read_text(document: _Document, data: bytes, name: str, suffix: str, kind: s
 
 
 def _decoded(data: bytes) -> tuple[str | None, str | None]:
-    """Return a text, or None for other data, and the encoding if it was guessed."""
+    """Return a text, or None for other data, and the encoding if it was detected."""
     for mark, encoding in _BYTE_ORDER_MARKS:
         if data.startswith(mark):
             return data.decode(encoding, errors="replace"), None
@@ -381,12 +386,14 @@ def _decoded(data: bytes) -> tuple[str | None, str | None]:
     try:
         return data.decode("utf-8"), None
     except UnicodeDecodeError:
+        if data.startswith(_SIGNATURES):
+            return None, None
         from charset_normalizer import from_bytes
 
     high = sum(byte > 127 for byte in sample)
     letters = high + sum(65 <= byte & 0xDF <= 90 for byte in sample if byte < 128)
     if high * 20 < letters * 9:
-        # Without a better guess: each byte is a letter or a sign of Western Europe.
+        # Otherwise each byte is a letter or a sign of Western Europe.
         best = from_bytes(sample, cp_isolation=list(_LATIN)).best()
         encoding = "cp1252" if best is None or str(best) == sample.decode("cp1252", errors="replace") else best.encoding
     elif (best := from_bytes(sample, cp_isolation=list(_OTHERS)).best()) is not None:
