@@ -32,6 +32,7 @@ _CLEARED = "(cleared, for the conversation was too long; call the tool again if 
 _FAILED = "The same call would fail again: call the tool with other arguments, or call another tool."
 _EMPTY = "(the result is empty)"
 _REST = "ask the tool for less at once"
+_TOOL = "\n\nThe tool is:\n"
 
 
 @dataclass(eq=False)
@@ -83,7 +84,7 @@ class ToolResultMiddleware(AgentMiddleware[Any, Any, Any]):
             content = "\n".join(filter(None, map(describe_block, content)))
         explanation = ""
         if message.status == "error" and request.tool is not None:
-            explanation = f"\n\nThe tool is:\n{describe_tools([request.tool])}\n{_FAILED}"
+            explanation = f"{_TOOL}{describe_tools([request.tool])}\n{_FAILED}"
         if isinstance(content, str):
             # A lone surrogate would fail the run when its state is saved.
             text = (
@@ -111,6 +112,12 @@ class ToolResultMiddleware(AgentMiddleware[Any, Any, Any]):
             return text
         shown = max(1, len(text) * limit // tokens)
         return text[:shown] + truncation_notice(shown, len(text), _REST)
+
+
+def own_words(error: str) -> tuple[str, str]:
+    """Split the text of a failed call into the tool's own words and what `ToolResultMiddleware` added."""
+    words, mark, explanation = error.partition(_TOOL)
+    return words, mark + explanation
 
 
 def describe_block(block: Any) -> str:

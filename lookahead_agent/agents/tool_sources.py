@@ -1,13 +1,10 @@
 """Tools from short texts, such as `sql:shop.db`, `python` or `my_module:my_tool`, and tools of MCP servers."""
 
-import importlib
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import count as count_from
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -17,6 +14,7 @@ from lookahead_agent.agents.mcp_tools import open_mcp_tools, read_servers
 from lookahead_agent.agents.templates import template
 from lookahead_agent.agents.tool_use import with_sync_call
 from lookahead_agent.errors import ConfigurationError, LookaheadError
+from lookahead_agent.imported import import_object
 
 KINDS = ("sql:FILE", "docs:FOLDER", "files:FOLDER", "python", "calculator", "http:HOST,HOST", "MODULE:TOOL")
 """Forms of sources, as the command line shows them."""
@@ -148,15 +146,7 @@ def _create(source: str, folder: str | None) -> Sequence[BaseTool]:
 
 
 def _import(module: str, name: str) -> Sequence[BaseTool]:
-    here = str(Path.cwd())
-    added = here not in sys.path
-    if added:  # `sys.path` has the folder of the program's file, not the current one
-        sys.path.insert(0, here)
-    try:
-        found = attrgetter(name)(importlib.import_module(module))
-    finally:
-        if added:
-            sys.path.remove(here)
+    found = import_object(module, name)
     return [_as_tool(entry) for entry in (found if isinstance(found, (list, tuple)) else [found])]
 
 
