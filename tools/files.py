@@ -101,24 +101,11 @@ def write_text(root: Path, name: str, text: str, allow: Collection[str] = ()) ->
         ValueError: The name is protected; the path is outside or behind a link, or names no regular file; the text is
             too long; or the file cannot be written now. The message says which.
     """
-    refuse_protected(name, allow, writing=True)
     data = text.encode(errors="replace")
-    if b"\r\n" not in data and _has_windows_lines(root, name):
-        data = data.replace(b"\n", b"\r\n")
     if len(data) > _MAX_BYTES:
         raise ValueError(f"the text is longer than {_MAX_BYTES} bytes")
-    working_folder.replace_file(root, name, data, allow)
-    return f"wrote {len(data)} bytes to {name}"
-
-
-def _has_windows_lines(root: Path, name: str) -> bool:
-    """Whether each line of an existing file ends with a carriage return and a line feed."""
-    try:
-        with working_folder.open_parent(root, name) as (parent, basename):
-            data = read_regular(basename, _MAX_BYTES, parent)
-    except (OSError, ValueError):  # it does not exist, or cannot be replaced, which `replace_file` reports
-        return False
-    return b"\r\n" in data and data.count(b"\n") == data.count(b"\r\n")
+    written = working_folder.replace_file(root, name, data, allow, keep_line_ends=True)
+    return f"wrote {written} bytes to {name}"
 
 
 def make_file_tools(root: str | Path, allow: Collection[str] = ()) -> tuple[BaseTool, BaseTool]:

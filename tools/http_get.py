@@ -25,6 +25,8 @@ from lookahead_agent.engines import background
 from lookahead_agent.sandbox.documents import read_parts
 
 _MAX_REDIRECTS = 5
+# Timeout of the process that reads a fetched page.
+_PARSE_SECONDS = 20.0
 # Fetching has an event loop of its own: it delays no reply.
 _loop = background.LoopThread("lookahead-agent-http")
 _DEFAULT_PORTS = frozenset({80, 443})
@@ -133,7 +135,7 @@ def fetch(
         raise ValueError(f"this is no address: {error}") from error
     except OSError as error:
         raise ValueError(f"no page can be fetched now: {error.strerror or type(error).__name__}") from error
-    text = page.text(limits.seconds)
+    text = page.text()
     if page.status >= 400:
         phrase = codes.get_reason_phrase(page.status)
         reason = cut(text, "the rest is left out", _REASON)
@@ -162,9 +164,9 @@ class _Page:
     def kind(self) -> str:
         return self.content_type.partition(";")[0].strip().lower()
 
-    def text(self, seconds: float) -> str:
+    def text(self) -> str:
         text = _decoded(self.data, self.content_type)
-        return _visible(text, str(self.url), seconds) if self.kind in _HTML_TYPES else text
+        return _visible(text, str(self.url)) if self.kind in _HTML_TYPES else text
 
 
 async def _page(
@@ -376,7 +378,7 @@ async def _decompressed(response: httpx.Response, limit: int) -> AsyncIterator[b
         raise ValueError(f"the page cannot be unpacked: {error}") from error
 
 
-def _visible(html: str, address: str = "", seconds: float = HttpLimits.seconds) -> str:
+def _visible(html: str, address: str = "", seconds: float = _PARSE_SECONDS) -> str:
     """Return what a browser shows of a page as Markdown, with absolute links; a process of its own reads the page."""
     parts, problem = read_parts(html.encode(errors="replace"), "html", seconds, address)
     if problem is not None:

@@ -1,9 +1,9 @@
 """Search a folder of documents by words in many languages and, with an embedding model, by meaning.
 
 Text of any kind, HTML, PDF, Word, PowerPoint, Excel, OpenDocument sheets, notebooks and JSON are read, and read again
-when they change. Passages are cited by file and line, pages and the like by their number. Long lines and pages are split
-into passages, and each passage of a table has the names of its columns. BM25 (bm25s) ranks by words. With sentence
-embeddings, rank fusion returns the passages that either ranking finds.
+when they change. Passages are cited by file and line, pages and the like by their number. Long lines and pages are
+split into passages, and each passage of a table has the names of its columns. BM25 (bm25s) ranks by words. With
+sentence embeddings, rank fusion returns the passages that either ranking finds.
 
 Documents may be untrusted: links are not followed, and only regular files of at most 20 MiB are read. A process of its
 own parses each document that is not text, with a limit of 20 seconds and 512 MiB.
@@ -41,12 +41,16 @@ _OVERLAP = 3
 _MAX_PASSAGE_LENGTH = 4_000
 _MAX_QUESTION_LENGTH = 10_000
 _MAX_BYTES = 20 << 20
-# Bytes by which the encoding of a text is detected, and the encodings in the order of preference.
+# Bytes by which the encoding of a text is detected; the encodings of texts with mostly, and with few, ASCII letters.
 _SAMPLE = 64 << 10
-_ENCODINGS = (
-    "cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "koi8_r", "cp932", "euc_jp", "gb18030",
-    "big5", "cp949", "mac_roman", "cp437", "cp850",
+_LATIN = ("cp1252", "cp1250", "cp1254", "cp1257", "mac_roman", "cp850")
+_OTHERS = ("cp1251", "koi8_r", "cp1253", "cp1255", "cp1256", "cp932", "euc_jp", "gb18030", "big5", "cp949")
+# The beginnings of files that are no text.
+_SIGNATURES = (
+    b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"PK\3\4", b"%PDF-", b"\x1f\x8b", b"\x7fELF", b"RIFF", b"OggS", b"ID3",
+    b"\xd0\xcf\x11\xe0", b"BZh", b"7z\xbc\xaf", b"MZ",
 )  # fmt: skip
+_CONTROLS = bytes({*range(32)} - {*b"\t\n\r\f\v\b\x1b"})
 _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"),
@@ -165,7 +169,14 @@ class DocumentIndex:
         documents: dict[str, _Document] = {}
         left_out: dict[str, str] = {}
         rest = ""
-        for name, path in _files(self._root, left_out):
+        try:
+            files = list(_files(self._root, left_out))
+        except OSError as error:
+            if self._documents:  # what was read before can still be searched
+                logger.warning("%s cannot be read now: %s", self._root.name, error.strerror)
+                return
+            files = []
+        for name, path in files:
             if not rest and len(documents) == limits.documents:
                 rest = f"the folder has more than {limits.documents} documents"
             if not rest and (seconds := end - time.monotonic()) <= 0:
@@ -176,8 +187,10 @@ class DocumentIndex:
             version = _version(path)
             known = self._documents.get(name)
             if known is None or known.version is None or known.version != version:
-                known = _Document(version)
+                before, known = known, _Document(version)
                 _read(known, path, name, min(seconds, limits.document_seconds))
+                if known.version is None and before is not None and before.passages:
+                    known = before  # it cannot be opened now
                 if len(known.passages) > limits.passages:
                     known.problem = f"it has more than {limits.passages} passages: the others are left out"
                     del known.passages[limits.passages :]
@@ -279,8 +292,17 @@ def _version(path: Path) -> tuple[int, ...] | None:
 
 
 def _files(root: Path, left_out: dict[str, str]) -> Iterator[tuple[str, Path]]:
-    """Yield the names and paths of a folder's files, without hidden ones; `left_out` gets links and secrets."""
-    for parent, folders, files in os.walk(root, followlinks=False):
+    """Yield the names and paths of a folder's files, without hidden ones; `left_out` gets links and secrets.
+
+    Raises OSError if the folder itself cannot be listed.
+    """
+
+    def report(error: OSError) -> None:
+        if error.filename == str(root):
+            raise error
+        left_out[_shown(root, Path(error.filename))] = f"it cannot be listed: {error.strerror}"
+
+    for parent, folders, files in os.walk(root, onerror=report, followlinks=False):
         for name in sorted(folders):
             if Path(parent, name).is_symlink():
                 left_out[_shown(root, Path(parent, name))] = "it is a link: links are not followed"
@@ -329,8 +351,9 @@ def _read(document: _Document, path: Path, name: str, seconds: float) -> None:
 def _read_text(document: _Document, data: bytes, name: str, suffix: str, kind: str | None, seconds: float) -> None:
     text, encoding = _decoded(data)
     if text is None:
-        kinds = "text, " + ", ".join(sorted(KINDS))
-        document.problem = f"it is no text, and {suffix or 'its kind'} is not among the kinds that are read ({kinds})"
+        document.problem = "it is no text"
+        if kind is None:
+            document.problem += f" and no kind that is read: {', '.join(sorted(KINDS))}"
         return
     if kind is not None:
         _read_parts(document, text.encode(errors="replace"), name, kind, seconds)
@@ -347,7 +370,7 @@ def _read_text(document: _Document, data: bytes, name: str, suffix: str, kind: s
 
 
 def _decoded(data: bytes) -> tuple[str | None, str | None]:
-    """Return a text, or None for other data, and the encoding if it was guessed."""
+    """Return a text, or None for other data, and the encoding if it was detected."""
     for mark, encoding in _BYTE_ORDER_MARKS:
         if data.startswith(mark):
             return data.decode(encoding, errors="replace"), None
@@ -357,16 +380,27 @@ def _decoded(data: bytes) -> tuple[str | None, str | None]:
             if zeros.count(0) > half * 0.7 and data[:_SAMPLE].count(0) < half * 1.1:
                 return data.decode(encoding, errors="replace"), encoding
         return None, None
+    sample = data[:_SAMPLE]
+    if (len(sample) - len(sample.translate(None, _CONTROLS))) * 50 > len(sample):
+        return None, None
     try:
         return data.decode("utf-8"), None
     except UnicodeDecodeError:
+        if data.startswith(_SIGNATURES):
+            return None, None
         from charset_normalizer import from_bytes
 
-    best = from_bytes(data[:_SAMPLE], cp_isolation=list(_ENCODINGS)).best()
-    controls = sum(byte < 32 and byte not in (9, 10, 12, 13, 27) for byte in data[:_SAMPLE])
-    if best is None or controls * 50 > len(data[:_SAMPLE]):
+    high = sum(byte > 127 for byte in sample)
+    letters = high + sum(65 <= byte & 0xDF <= 90 for byte in sample if byte < 128)
+    if high * 20 < letters * 9:
+        # Otherwise each byte is a letter or a sign of Western Europe.
+        best = from_bytes(sample, cp_isolation=list(_LATIN)).best()
+        encoding = "cp1252" if best is None or str(best) == sample.decode("cp1252", errors="replace") else best.encoding
+    elif (best := from_bytes(sample, cp_isolation=list(_OTHERS)).best()) is not None:
+        encoding = best.encoding
+    else:
         return None, None
-    return data.decode(best.encoding, errors="replace"), best.encoding
+    return data.decode(encoding, errors="replace"), encoding
 
 
 def _read_parts(document: _Document, data: bytes, name: str, kind: str, seconds: float) -> None:

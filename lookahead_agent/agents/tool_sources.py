@@ -28,7 +28,7 @@ def load_tools(sources: Iterable[str]) -> list[BaseTool]:
     Args:
         sources: Each is one of
 
-            - `sql:shop.db`: SELECTs on a SQLite database,
+            - `sql:shop.db`, or `sql:sqlite:///shop.db`: SELECTs on a SQLite database,
             - `docs:handbook/`: search in a folder of documents,
             - `files:folder/`: `read_file` and `write_file` in a folder,
             - `python`: code in a sandbox, on the files of that folder if there is one,
@@ -106,7 +106,8 @@ def _load(sources: Iterable[str]) -> list[tuple[str, BaseTool]]:
         except LookaheadError:
             raise
         except Exception as error:
-            raise ConfigurationError(f"the tool {text} cannot be made: {error or type(error).__name__}") from error
+            shown = re.sub(r"(://[^/@:]*):[^@]*@", r"\1:***@", text)  # without the password of a URL
+            raise ConfigurationError(f"the tool {shown} cannot be made: {error or type(error).__name__}") from error
         if name is not None:
             if len(tools) != 1:
                 raise ConfigurationError(f"{text}: {source} has {len(tools)} tools, and only one tool can be named")

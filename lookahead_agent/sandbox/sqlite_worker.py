@@ -12,6 +12,7 @@ import signal
 import sqlite3
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 from typing import Any
 
@@ -114,7 +115,7 @@ def explained(error: Exception, seconds: float) -> str:
     """Describe an error so that a model can act on it."""
     message = "out of memory" if isinstance(error, MemoryError) else str(error)
     known = {
-        "not authorized|prohibited": "only SELECT statements are carried out: nothing can be changed or attached",
+        "authoriz|prohibited": "only SELECT statements are carried out: nothing can be changed or attached",
         "interrupted": f"the statement took more than {seconds:g} s",
         "one statement at a time": "one statement at a time",
         "out of memory": "the statement needs more memory than it may have: ask for less, or for fewer rows",
@@ -240,17 +241,22 @@ def select(request: dict[str, Any], how: str) -> str:
             raise sqlite3.OperationalError(f"{error}{found_columns(connection, str(error))}") from None
         if cursor.description is None:
             raise ValueError("only SELECT statements are carried out")
-        lines = [" | ".join(cell(column[0]) for column in cursor.description)]
-        size = len(lines[0])
-        for number, row in enumerate(cursor):
-            line = " | ".join(map(cell, row))
-            size += len(line) + 1
-            # A single row may be longer: the caller truncates it.
-            if number == request["rows"] or (number and size > request["characters"]):
-                return "\n".join([*lines, f"(more than {number} rows: ask for fewer, or count and sum them in SQL)"])
-            lines.append(line)
-    if len(lines) == 2 and len(cursor.description) == 1:
-        return lines[1]  # a single value alone can be the argument of another call
+        return table([column[0] for column in cursor.description], cursor, request)
+
+
+def table(names: Sequence[str], values: Iterable[Sequence[object]], request: dict[str, Any]) -> str:
+    """Return a header and as many rows as are shown; a single value alone."""
+    lines = [" | ".join(map(cell, names))]
+    size = len(lines[0])
+    for number, row in enumerate(values):
+        line = " | ".join(map(cell, row))
+        size += len(line) + 1
+        # A single row may be longer: the caller truncates it.
+        if number == request["rows"] or (number and size > request["characters"]):
+            return "\n".join([*lines, f"(more than {number} rows: ask for fewer, or count and sum them in SQL)"])
+        lines.append(line)
+    if len(lines) == 2 and len(names) == 1:
+        return lines[1] or "(an empty text)"  # a single value alone can be the argument of another call
     return "\n".join(lines if len(lines) > 1 else [*lines, "(no rows)"])
 
 
