@@ -7,6 +7,7 @@ slow function of SQLite.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import sys
@@ -18,10 +19,13 @@ from langchain_core.tools import BaseTool
 
 from lookahead_agent import sandbox
 from lookahead_agent.agents.tool_use import MAX_RESULT_LENGTH, cut, make_tool
+from lookahead_agent.sandbox.worker import code_blocks
 
 _MEMORY = 64 << 20
 # Characters for the notices about further rows and about a truncated header or row.
 _NOTICES = 300
+_LANGUAGES = ("sql", "sqlite", "sqlite3", "postgresql", "postgres", "mysql", "mariadb", "duckdb")
+_LABEL = re.compile(r"\s*(?:sql|(?:sql[ _]?)?(?:query|statement))\s*:", re.IGNORECASE)
 _MAX_OUTPUT = 4 << 20
 _REST = "select fewer columns, or parts of them with substr()"
 _MAX_COPY = 256 << 20
@@ -67,7 +71,14 @@ def query(database: Path, statement: str, limits: SqlLimits | None = None) -> st
         ValueError: The statement is invalid, would change something, or takes too much time or memory; or the database
             is missing, locked or damaged. The message says which.
     """
-    return cut(_run_worker(database, statement, limits or SqlLimits()), _REST)
+    return cut(_run_worker(database, _bare(statement), limits or SqlLimits()), _REST)
+
+
+def _bare(statement: str) -> str:
+    """Return a statement without the Markdown fence or the label that models write around it."""
+    if statement.lstrip().startswith("`") or "```" in statement:
+        statement = next(iter(code_blocks(statement, _LANGUAGES)), statement)
+    return _LABEL.sub("", statement)
 
 
 def make_sql_tool(database: str | Path, limits: SqlLimits | None = None) -> BaseTool:

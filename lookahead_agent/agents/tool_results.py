@@ -30,6 +30,7 @@ _SHARE = 4  # A result takes at most the context divided by this
 _KEPT = 3  # Number of latest results that are never cleared
 _CLEARED = "(cleared, for the conversation was too long; call the tool again if this is needed)"
 _FAILED = "The same call would fail again: call the tool with other arguments, or call another tool."
+_EMPTY = "(the result is empty)"
 _REST = "ask the tool for less at once"
 _TOOL = "\n\nThe tool is:\n"
 
@@ -86,10 +87,13 @@ class ToolResultMiddleware(AgentMiddleware[Any, Any, Any]):
             explanation = f"{_TOOL}{describe_tools([request.tool])}\n{_FAILED}"
         if isinstance(content, str):
             # A lone surrogate would fail the run when its state is saved.
-            text = self._fitting(content.encode(errors="replace").decode()) + explanation
+            text = (
+                self._fitting(content.encode(errors="replace").decode()) if content.strip() else _EMPTY
+            ) + explanation
             return message.model_copy(update={"content": text})
         media = [block for block in content if not _is_text(block)]
         text = self._fitting("\n".join(describe_block(block) for block in content if _is_text(block))) + explanation
+        text = text if text.strip() or media else _EMPTY
         return message.model_copy(update={"content": [{"type": "text", "text": text}, *media] if text else media})
 
     @property

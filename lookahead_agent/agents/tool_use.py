@@ -7,9 +7,11 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial, wraps
 from inspect import iscoroutinefunction, signature
+from traceback import walk_tb
 from typing import Any, ParamSpec, cast
-from weakref import WeakKeyDictionary, finalize
+from weakref import finalize
 
+from langchain_core.callbacks import AsyncCallbackManagerForToolRun
 from langchain_core.tools import BaseTool, StructuredTool, Tool, ToolException, tool
 from langgraph.errors import GraphBubbleUp
 from pydantic import ValidationError
@@ -103,23 +105,29 @@ def is_read_only(tool: BaseTool) -> bool:
     return (tool.metadata or {}).get("readOnlyHint") is True
 
 
-_loops: "WeakKeyDictionary[Callable[..., Any], ForeignLoop]" = WeakKeyDictionary()
-"""The event loops of tools that have a coroutine only, by coroutine function."""
+_loops: dict[int, ForeignLoop] = {}
+"""The event loops of coroutines that are called without one, by the `id` of their tool or function."""
 _loops_lock = threading.Lock()
 
 
-def _loop_of(coroutine: Callable[..., Any], name: str) -> ForeignLoop:
+def _loop_of(owner: object, name: str) -> ForeignLoop:
     with _loops_lock:
-        if (loop := _loops.get(coroutine)) is None:
-            loop = _loops[coroutine] = ForeignLoop(f"lookahead-agent-tool-{name}")
-            finalize(coroutine, loop.retire).atexit = False
+        if (loop := _loops.get(id(owner))) is None:
+            loop = _loops[id(owner)] = ForeignLoop(f"lookahead-agent-tool-{name}")
+            finalize(owner, _retire_loop, id(owner)).atexit = False
         return loop
+
+
+def _retire_loop(owner_id: int) -> None:
+    _loops.pop(owner_id).retire()
 
 
 def with_sync_call(original: BaseTool) -> BaseTool:
     """Return the tool; one that has a coroutine only also gets a function for `invoke`."""
     # It always runs in the tool's own event loop: it may keep connections between calls, ask models, and block.
-    if not isinstance(original, StructuredTool) or original.func is not None or original.coroutine is None:
+    if not isinstance(original, (StructuredTool, Tool)):
+        return _with_sync_run(original)
+    if original.func is not None or original.coroutine is None:
         return original
     coroutine = cast("Callable[..., Coroutine[Any, Any, Any]]", original.coroutine)
 
@@ -131,6 +139,36 @@ def with_sync_call(original: BaseTool) -> BaseTool:
     return original.model_copy(update={"func": run_sync})
 
 
+def _with_sync_run(original: BaseTool) -> BaseTool:
+    """Return a tool of a user's class; one whose `_run` is not implemented runs its `_arun` in an event loop."""
+    if type(original)._arun is BaseTool._arun or "_run" in vars(original):
+        return original
+
+    @wraps(original._run)
+    def run_sync(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return original._run(*args, **kwargs)
+        except NotImplementedError as error:
+            frames = [*walk_tb(error.__traceback__)]
+            if len(frames) > _FRAMES_OF_RUN:  # something that `_run` calls raised it, perhaps after an effect
+                raise
+        kwargs.pop("run_manager", None)
+        return _loop_of(original, original.name).run(lambda: original._arun(*args, **kwargs))
+
+    return _with_methods(original, _run=run_sync)
+
+
+_FRAMES_OF_RUN = 2  # of an error that `_run` itself raises: the caller's and its own
+
+
+def _with_methods(original: BaseTool, **methods: Callable[..., Any]) -> BaseTool:
+    """Copy a tool of a user's class, with other methods; those that call the original's share its attributes."""
+    copied = original.model_copy()
+    for name, method in methods.items():
+        object.__setattr__(copied, name, method)  # Pydantic takes it for a private attribute
+    return copied
+
+
 def contained(original: BaseTool, *, asynchronous: bool) -> BaseTool:
     """Return a tool whose code can neither end the program nor, in an event loop, block it; see `foreign_code`.
 
@@ -138,26 +176,41 @@ def contained(original: BaseTool, *, asynchronous: bool) -> BaseTool:
     """
     original = original if asynchronous else with_sync_call(original)
     if not isinstance(original, (StructuredTool, Tool)):
-        return original
+        if not asynchronous:
+            return _with_methods(original, _run=_contained_function(original._run))
+        own = type(original)._arun is not BaseTool._arun
+        return _with_methods(original, _arun=_contained_coroutine(original._arun) if own else _in_thread(original._run))
     function, coroutine = original.func, original.coroutine
     if not asynchronous and function is not None:
-        return original.model_copy(update={"func": wraps(function)(foreign_code()(function))})
+        return original.model_copy(update={"func": _contained_function(function)})
     if coroutine is not None:
-
-        @wraps(coroutine)
-        async def arun(*args: Any, **kwargs: Any) -> Any:
-            return await background.contain(coroutine(*args, **kwargs))
-
-        return original.model_copy(update={"coroutine": arun})
+        return original.model_copy(update={"coroutine": _contained_coroutine(coroutine)})
     if function is None or "callbacks" in signature(function).parameters:  # these are for a thread of LangChain's own
         return original
+    return original.model_copy(update={"coroutine": _in_thread(function)})
 
+
+def _contained_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    return wraps(function)(foreign_code()(function))
+
+
+def _contained_coroutine(coroutine: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    @wraps(coroutine)
+    async def run(*args: Any, **kwargs: Any) -> Any:
+        return await background.contain(coroutine(*args, **kwargs))
+
+    return run
+
+
+def _in_thread(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
     @wraps(function)
-    async def run_in_thread(*args: Any, **kwargs: Any) -> Any:
+    async def run(*args: Any, **kwargs: Any) -> Any:
+        if isinstance(manager := kwargs.get("run_manager"), AsyncCallbackManagerForToolRun):
+            kwargs["run_manager"] = manager.get_sync()
         call = partial(copy_context().run, _without_stop_iteration, function, *args, **kwargs)
         return await background.contain(background.in_daemon_thread(call))
 
-    return original.model_copy(update={"coroutine": run_in_thread})
+    return run
 
 
 def _without_stop_iteration(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -17,6 +17,7 @@ from lookahead_agent.certificates.certificate import Certificate
 from lookahead_agent.certificates.risk import upper_bound
 from lookahead_agent.decoding.foreign import call_part
 from lookahead_agent.decoding.verifier import DraftVerifier, EarlyVerifier, StepPair, Verdict, Verifier
+from lookahead_agent.engines.background import describe
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.errors import LookaheadError
 
@@ -105,9 +106,10 @@ class DriftMonitor:
             try:
                 # Swapped: a judging policy has asked in the other order, and would hear the same answer again.
                 disputed = not pair.same_text and not (await self._judge.verify(pair.swapped)).accepted
-            except LookaheadError as error:
+            except Exception as error:  # the judge may be of the user's own, or its engine may end
                 self.counts.dropped += 1
-                logger.debug("an accepted step could not be audited: %s", error)
+                log = logger.debug if isinstance(error, LookaheadError) else logger.warning
+                log("an accepted step could not be audited: %s", describe(error))
                 continue
             self._count(certificate, disputed)
 

@@ -1,11 +1,12 @@
 """The chat model's fields for models and engines, and the runtime that they select."""
 
-from collections.abc import Collection, Sequence
-from typing import Any
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from langchain_core.utils.utils import secret_from_env
-from pydantic import BaseModel, Field, SecretStr
+from pydantic import AfterValidator, BaseModel, Field, SecretStr
 
 from lookahead_agent.engines.servers import RemoteModel, checked_key
 from lookahead_agent.engines.vllm_config import check_token_speculation, speculates_by_draft_model
@@ -16,6 +17,25 @@ from lookahead_agent.models.resolve import choose_models, has_draft
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.engine_selection import RuntimeSpec
 from lookahead_agent.runtime.runtime import Runtime
+
+_SECRET = re.compile(r"(?:token|key|secret|password)\Z")  # ends the names of engine arguments that are secrets
+
+
+def _with_secrets(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Wrap the secrets among engine arguments, such as `hf_token`, so that neither `repr` nor a trace shows them."""
+    return {
+        name: SecretStr(value) if isinstance(value, str) and _SECRET.search(name) else value
+        for name, value in arguments.items()
+    }
+
+
+def _without_secrets(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value.get_secret_value() if isinstance(value, SecretStr) else value for name, value in arguments.items()
+    }
+
+
+EngineArguments = Annotated[dict[str, Any], AfterValidator(_with_secrets)]
 
 _key_of_target = secret_from_env("LOOKAHEAD_API_KEY", default=None)
 
@@ -77,11 +97,11 @@ class EngineFields(BaseModel):
     the folder's precision on a GPU."""
     draft_precision: Precision = "auto"
     """Precision of the draft's weights."""
-    engine_args: dict[str, Any] = Field(default_factory=dict)
+    engine_args: EngineArguments = Field(default_factory=dict)
     """Arguments of the target's vLLM engine (`vllm.AsyncEngineArgs`), such as tensor_parallel_size or quantization."""
-    draft_engine_args: dict[str, Any] = Field(default_factory=dict)
+    draft_engine_args: EngineArguments = Field(default_factory=dict)
     """Arguments of the draft's vLLM engine."""
-    judge_engine_args: dict[str, Any] = Field(default_factory=dict)
+    judge_engine_args: EngineArguments = Field(default_factory=dict)
     """Arguments of the judge's vLLM engine, if the judge has its own."""
     cores: tuple[str, str] | None = None
     """CPU cores of target and draft, such as ("0-5", "6,7"); None: chosen automatically, without overlap."""
@@ -167,7 +187,7 @@ class EngineFields(BaseModel):
             embedding=self.embedding_model if "embedding" not in remote else None,
         )
         self._check_unused(remote, models)
-        arguments = (self.engine_args, self.draft_engine_args, self.judge_engine_args)
+        arguments = map(_without_secrets, (self.engine_args, self.draft_engine_args, self.judge_engine_args))
         speculation = self.token_speculation if "target" not in remote else "none"
         spec = RuntimeSpec(models, *arguments, remote, speculation, self.precision, self.draft_precision, self.cores)
         # Behind a server, the target's cost is unknown, and only step speculation can make it faster.

@@ -39,7 +39,8 @@ Method = Literal["json_schema", "function_calling", "json_mode"]
 _VALUE = "value"  # Argument of the tool call if the values of its schema are not objects
 _MAX_NAME_LENGTH = 64
 _UNSET: Any = object()
-_PARSES_PER_LENGTH = 16  # parses of a stream while its text doubles, at most
+_PARSES_PER_LENGTH = 16  # parses of a stream while its text grows by its length, at most
+_LONG = 1 << 16  # characters of a text that is parsed only once while it doubles
 
 
 def _identity(value: Any) -> Any:
@@ -250,7 +251,8 @@ class _GrowingReply:
         has_calls = isinstance(chunk, AIMessageChunk) and bool(chunk.tool_call_chunks)
         if self._length < self._parse_at and not has_calls:
             return False
-        self._parse_at = self._length + self._length // _PARSES_PER_LENGTH
+        share = max(1 / _PARSES_PER_LENGTH, self._length / _LONG)
+        self._parse_at = self._length + int(self._length * share)
         return True
 
     def sum(self) -> Any:

@@ -5,6 +5,7 @@ It imports nothing else of this library. vLLM loads it in each of its processes 
 under which vLLM registers the additions, and divides the CPU's cores between engines.
 """
 
+import re
 from collections.abc import Sequence
 
 ENTRY_POINT = "lookahead_cpu"  # the plugin's name in the group `vllm.general_plugins`
@@ -34,3 +35,9 @@ def binding(cores: Sequence[int]) -> str:
         else:
             runs.append([core, core])
     return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)
+
+
+def bound_cores(cores: str) -> list[int]:
+    """Read the cores of `binding`; empty for vLLM's other notations, such as "auto" or "0-3|4-7"."""
+    runs = [re.fullmatch(r"(\d+)(?:-(\d+))?", run) for run in cores.split(",")]
+    return [core for run in runs if run for core in range(int(run[1]), int(run[2] or run[1]) + 1)] if all(runs) else []

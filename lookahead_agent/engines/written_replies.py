@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 _MAX_CHARACTERS = 1 << 23  # characters of remembered prompts; each prompt of a conversation counts
+_MAX_REPLIES = 4096  # remembered replies: each prompt is compared with theirs, in less than a millisecond
 
 
 class _Reply(NamedTuple):
@@ -41,7 +42,7 @@ class WrittenReplies:
             previous = self._replies.pop((prompt, entry.reply), None)
             self._characters += len(prompt) if previous is None else 0
             self._replies[prompt, entry.reply] = entry
-            while self._characters > self._max_characters:
+            while self._characters > self._max_characters or len(self._replies) > _MAX_REPLIES:
                 self._characters -= len(self._replies.popitem(last=False)[1].prompt)
 
     def ids_of(self, text: str, encode: Callable[[str], list[int]]) -> list[int] | None:

@@ -344,7 +344,7 @@ class ConstrainedGenerator(ReplyGenerator):
         probe = await self._decode(prompt, free, Regions(), _ignore, speculate=False)
         probe.report.not_part_of_reply()
         parts.append(replace(probe, token_ids=()))
-        return (await asyncio.to_thread(self._parse_own_format, probe)).called
+        return (await asyncio.to_thread(self._parse_own_format, probe)).count > 0
 
     def _parse_constrained(self, decoded: Reply, calls: bool) -> ParsedReply:
         """Parse a constrained reply: a call if `calls`, else the form; other text by the model's own format."""

@@ -76,6 +76,7 @@ _UNTAGGED = (
     *(f'{{{space}"{key}"' for space in ("", " ", "\n", "\n  ", "\n    ", "\n\t") for key in ("name", "type", "id")),
 )
 _FENCE_ENDS = re.compile(r"`{3,}")
+_BRACKET = re.compile(r"[{\[]")
 
 
 @dataclass(eq=False)
@@ -126,8 +127,7 @@ class JsonToolParser(ToolParser):
                 self._add_calls(calls, text[at:end], found.sources, tools)
                 return Match(end, calls)
         after = self._after_broken(text, found)
-        for source in found.sources if found.broken is not None else ():
-            calls.add_source(source, tools)
+        calls.add_sources(found.sources if found.broken is not None else [], tools)
         rest = self._without_tags(text[found.end if found.sources and found.broken is not None else at : after])
         reason = found.broken or f"there is more than calls before {self.closes}"
         calls.add_invalid(find_name(rest), rest, reason, truncated=truncated and after == len(text))
@@ -145,8 +145,7 @@ class JsonToolParser(ToolParser):
         return Match(end, calls)
 
     def _add_calls(self, calls: ParsedReply, whole: str, sources: list[str], tools: Tools) -> None:
-        for source in sources:
-            calls.add_source(source, tools)
+        calls.add_sources(sources, tools)
         if len(sources) == 1:
             for invalid_call in calls.invalid_tool_calls:
                 invalid_call["args"] = self._without_tags(whole)
@@ -186,7 +185,7 @@ class JsonToolParser(ToolParser):
     def _parse_untagged(self, reply: ScannedText, at: int, tools: Tools) -> Match:
         text = reply.text
         fenced = text[at] == "`"
-        begin = next(position for position in range(at, len(text)) if text[position] in "{[")
+        begin = _BRACKET.search(text, at).start()  # type: ignore[union-attr]
         names = {tool["function"]["name"] for tool in tools}
         try:
             end = reply.json_end(begin)
@@ -212,8 +211,7 @@ class JsonToolParser(ToolParser):
             following = skip_whitespace(text, end, self.separators)
             end = following if text[following : following + 1] in ("{", "[") else end
         calls = ParsedReply("")
-        for source in sources:
-            calls.add_source(source, tools)
+        calls.add_sources(sources, tools)
         return Match(end, calls, 2 if fenced else 1)
 
 

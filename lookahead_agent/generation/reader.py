@@ -2,15 +2,23 @@
 
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.generation.backend import TextDelta
-from lookahead_agent.generation.json_tool_parsers import ToolParser
+from lookahead_agent.generation.json_tool_parsers import ToolParser, invalid
 from lookahead_agent.generation.scanned_text import ScannedText
-from lookahead_agent.generation.tool_calls import ParsedReply, Tools, skip_whitespace
+from lookahead_agent.generation.tool_calls import (
+    MAX_CALLS,
+    TOO_MANY_CALLS,
+    ParsedReply,
+    Tools,
+    find_name,
+    skip_whitespace,
+)
 
 _FENCE = re.compile(r"`{3,}|~{3,}")
 _LANGUAGE = re.compile(r"\w*+\s*+")
@@ -66,6 +74,7 @@ class ReplyReader:
         self._open_code = (0, 0, 0)  # a beginning of a line, the runs of backticks before it and after, the open run
         self._spans: list[tuple[int, int]] = []
         # Text; calls, with their rank and the text that replaces them if they do not count; None for thinking
+        self._calls = Counter[int]()  # numbers of calls, by rank
         self._parts: list[str | tuple[ParsedReply, int, str] | None] = []
 
     def push(self, text: str) -> None:
@@ -199,14 +208,14 @@ class ReplyReader:
                 continue
             calls, rank, text = part if isinstance(part, tuple) else (None, None, part)
             texts.append(calls.content if calls is not None and rank == lowest else text)
-            if blank and (self._has_thinking or parsed.called):
+            if blank and (self._has_thinking or parsed.count):
                 texts = [texts[-1].lstrip()]
             blank = blank and not texts[-1].strip()
             if calls is not None and rank == lowest:
                 parsed.tool_calls += calls.tool_calls
                 parsed.invalid_tool_calls += calls.invalid_tool_calls
         parsed.content = "".join(texts)
-        if parsed.called:
+        if parsed.count:
             parsed.content = parsed.content.rstrip()
         return parsed
 
@@ -242,6 +251,11 @@ class ReplyReader:
         if self.parser is not None and self.parser.begins.match(text, at):
             found = self.parser.read(self._scanned, at, self.tools, truncated=self._truncated)
             if found.calls is not None:
+                if self._calls[found.rank] >= MAX_CALLS:
+                    rest = text[at:]
+                    found = invalid(find_name(rest), rest, len(text), TOO_MANY_CALLS, rank=found.rank)
+                assert found.calls is not None
+                self._calls[found.rank] += found.calls.count
                 self._parts.append((found.calls, found.rank, text[at : found.end]))
                 self._line_floor = found.end
                 return found.end
@@ -262,6 +276,8 @@ class ReplyReader:
         """Return the end of the inline code that contains a place, or the place itself if none does."""
         # Closing backticks are on the same line, or in the same paragraph if the opening ones directly precede `at`.
         scanned = self._scanned
+        if not scanned.ticks:
+            return at
         opened = self._open_ticks(max(scanned.line_begin(at), self._line_floor), at)
         if not opened:
             return at

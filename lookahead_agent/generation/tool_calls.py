@@ -9,7 +9,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
 from langchain_core.messages import AIMessage, InvalidToolCall, ToolCall, ToolMessage
@@ -23,6 +23,9 @@ _IGNORED_KEYS = frozenset({"id", "type"})
 _SURROGATE = re.compile("[\ud800-\udfff]")
 NAME = re.compile(r'"name"\s*+:\s*+"([^"\\]*+)"')
 """A key "name" in JSON, and its value."""
+MAX_CALLS = 128
+"""Calls of a reply that are parsed one by one; the rest of a longer reply is one invalid call."""
+TOO_MANY_CALLS = f"a reply has at most {MAX_CALLS} calls"
 UNREADABLE = "(unreadable) "  # Precedes the text of an invalid call: see `as_invalid_json`
 
 
@@ -52,6 +55,13 @@ class ParsedReply:
             self.add_invalid(name if isinstance(name, str) else None, source, error)
         else:
             self.tool_calls.append(tool_call(name=name, args=arguments, id=f"call_{uuid.uuid4().hex[:24]}"))
+
+    def add_sources(self, sources: Sequence[str], tools: Tools) -> None:
+        """Add a call for each JSON text; those beyond `MAX_CALLS` are invalid."""
+        for source in sources[:MAX_CALLS]:
+            self.add_source(source, tools)
+        for source in sources[MAX_CALLS:]:
+            self.add_invalid(find_name(source), source, TOO_MANY_CALLS)
 
     def add_source(self, source: str, tools: Tools) -> None:
         """Add a call from its JSON text, `{"name": …, "arguments": …}`, or an invalid call with the reason."""
@@ -88,9 +98,9 @@ class ParsedReply:
         del self.invalid_tool_calls[0 if self.tool_calls else 1 :]
 
     @property
-    def called(self) -> bool:
-        """Whether the reply has a call, valid or invalid."""
-        return bool(self.tool_calls or self.invalid_tool_calls)
+    def count(self) -> int:
+        """The number of calls, valid or invalid."""
+        return len(self.tool_calls) + len(self.invalid_tool_calls)
 
 
 def as_invalid_json(source: str) -> str:
@@ -253,10 +263,12 @@ def read_calls(text: str, begin: int, separators: str) -> JsonCalls:
     """Find consecutive calls from `begin` on, which white space and `separators` may separate."""
     sources, end = list[str](), begin
     while begin < len(text) and text[begin] in "{[":
+        if len(sources) >= MAX_CALLS:
+            return JsonCalls(sources, begin, BrokenJsonError(TOO_MANY_CALLS, begin, unfinished=False))
         try:
             end = json_end(text, begin)
         except BrokenJsonError as error:
-            elements = list(_elements(text, begin)) if text[begin] == "[" else []
+            elements = islice(_elements(text, begin), MAX_CALLS) if text[begin] == "[" else ()
             complete = list(takewhile(lambda span: text[span[0]] == "{", elements))
             sources += [text[first:last] for first, last in complete]
             return JsonCalls(sources, skip_whitespace(text, complete[-1][1], ",") if complete else begin, error)
@@ -266,9 +278,15 @@ def read_calls(text: str, begin: int, separators: str) -> JsonCalls:
 
 
 def value_sources(text: str, begin: int, end: int) -> list[str]:
-    """Return the texts of the elements of a complete JSON value, or of the value itself if it is no list."""
-    elements = _elements(text, begin) if text[begin] == "[" else ()
-    return [text[first:last] for first, last in elements] or [text[begin:end]]
+    """Return the texts of the elements of a complete JSON value, or of the value itself if it is no list.
+
+    The elements beyond `MAX_CALLS` are one text.
+    """
+    elements = list(islice(_elements(text, begin), MAX_CALLS + 1)) if text[begin] == "[" else []
+    sources = [text[first:last] for first, last in elements] or [text[begin:end]]
+    if len(elements) > MAX_CALLS:
+        sources[-1] = text[elements[-1][0] : end - 1].rstrip()
+    return sources
 
 
 def _elements(text: str, begin: int) -> Iterator[tuple[int, int]]:
@@ -288,8 +306,7 @@ def parse_constrained(text: str, tools: Tools) -> ParsedReply:
     parsed = ParsedReply("")
     begin = skip_whitespace(text, 0)
     found = read_calls(text, begin, "")
-    for source in found.sources:
-        parsed.add_source(source, tools)
+    parsed.add_sources(found.sources, tools)
     rest = text[found.end :].strip()
     if found.broken is not None:
         parsed.add_invalid(find_name(rest), rest, found.broken)

@@ -17,7 +17,7 @@ from lookahead_agent.generation.json_tool_parsers import (
     prefix_pattern,
 )
 from lookahead_agent.generation.scanned_text import ScannedText
-from lookahead_agent.generation.tool_calls import ParsedReply, Tools, skip_whitespace
+from lookahead_agent.generation.tool_calls import MAX_CALLS, TOO_MANY_CALLS, ParsedReply, Tools, skip_whitespace
 
 logger = logging.getLogger(__name__)
 
@@ -54,11 +54,13 @@ class VLLMToolParser(ToolParser):
 
     def __init__(self, name: str, tokenizer: HFTokenizer) -> None:
         check_tool_parser(name)
+        from vllm.tokenizers.hf import get_cached_tokenizer
         from vllm.tool_parsers import ToolParserManager
 
         self._class: Any = ToolParserManager.get_tool_parser(name)
         self.name = name
-        self._tokenizer = tokenizer.backend
+        # Each call gets a parser of its own, and most of them copy the vocabulary.
+        self._tokenizer = get_cached_tokenizer(tokenizer.backend)
         self._tags = _TAGS.get(name)
         self.markers = None
         # An unknown format may begin anywhere: the reply is parsed as a whole when it is complete.
@@ -84,8 +86,10 @@ class VLLMToolParser(ToolParser):
         found = self._extract(text.strip(), tools)
         if found is None:
             return self._invalid(text, len(text), truncated=truncated) if self.name in _PYTHONIC else Match(at)
-        for number, call in enumerate(found.tool_calls, 1):
-            if truncated and number == len(found.tool_calls) and self.name not in _PYTHONIC:
+        for number, call in enumerate(found.tool_calls[: MAX_CALLS + 1], 1):
+            if number > MAX_CALLS:
+                calls.add_invalid(call.function.name, call.function.arguments, TOO_MANY_CALLS)
+            elif truncated and number == len(found.tool_calls) and self.name not in _PYTHONIC:
                 calls.add_invalid(call.function.name, call.function.arguments, "it was cut off")
             else:
                 calls.add(call.function.name, call.function.arguments or None, call.function.arguments, tools)

@@ -108,7 +108,11 @@ def run_child(command: Sequence[str], title: str, progress: Progress) -> None:
 def _write_metadata(gguf: Path, folder: Path) -> None:
     from transformers import AutoConfig, AutoTokenizer
 
-    source: dict[str, Any] = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    source: dict[str, Any] = {
+        "pretrained_model_name_or_path": str(gguf.parent),
+        "gguf_file": gguf.name,
+        "trust_remote_code": False,
+    }
     config = AutoConfig.from_pretrained(**source)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
@@ -152,9 +156,11 @@ def _load(source: Path) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if not (source / GGUF).is_file():
-        return AutoModelForCausalLM.from_pretrained(source, dtype="auto")
-    config = AutoConfig.from_pretrained(source)
-    model = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF, config=config, dtype=torch.bfloat16)
+        return AutoModelForCausalLM.from_pretrained(source, dtype="auto", trust_remote_code=False)
+    config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    model = AutoModelForCausalLM.from_pretrained(
+        source, gguf_file=GGUF, config=config, dtype=torch.bfloat16, trust_remote_code=False
+    )
     # The loaded model is still marked as quantized: saving it would call a quantizer that cannot save.
     for owner, name in ((model, "hf_quantizer"), (model.config, "quantization_config")):
         if hasattr(owner, name):

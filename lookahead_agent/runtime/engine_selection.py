@@ -38,9 +38,10 @@ class RuntimeSpec:
     """The settings that determine the engines of a chat model."""
 
     models: ModelSet  # target, draft, judge and embedding model
-    target_arguments: Mapping[str, Any] = field(default_factory=dict)  # arguments of the target's vLLM engine
-    draft_arguments: Mapping[str, Any] = field(default_factory=dict)  # arguments of the draft's vLLM engine
-    judge_arguments: Mapping[str, Any] = field(default_factory=dict)  # arguments of the judge's vLLM engine
+    # Arguments of the vLLM engines of target, draft and judge; they may hold secrets
+    target_arguments: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    draft_arguments: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    judge_arguments: Mapping[str, Any] = field(default_factory=dict, repr=False)
     # The models behind servers, by role: "target", "draft", "judge", "embedding"
     remote: Mapping[str, RemoteModel] = field(default_factory=dict)
     # Method of token speculation inside the target's engine, or "auto"

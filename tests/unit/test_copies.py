@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from langchain_core.caches import InMemoryCache
+from langchain_core.load import dumpd
 from langchain_core.rate_limiters import InMemoryRateLimiter
 from langchain_core.runnables import ConfigurableField
 from langchain_core.tools import tool
@@ -100,6 +102,14 @@ def test_pickle_restores_fields_bound_tools_and_secrets() -> None:
     assert restored.model_fields_set == llm.model_fields_set
     bound: Any = pickle.loads(pickle.dumps(llm.bind_tools([add])))
     assert bound.kwargs["tools"][0]["function"]["name"] == "add"
+    arguments = {"hf_token": "hidden", "max_model_len": 64}
+    local = ChatLookahead(engine_args=arguments, judge_model="qwen3-8b", judge_engine_args=arguments)
+    assert local.backend.runtime is not None
+    assert local.backend.runtime.spec.target_arguments == local.model_copy().backend.runtime.spec.target_arguments  # type: ignore[union-attr]
+    assert local.backend.runtime.spec.judge_arguments == arguments
+    for text in (repr(local), repr(local.backend.runtime.spec), json.dumps(dumpd(local)), repr(local.bind(stop="a"))):
+        assert "hidden" not in text
+        assert "max_model_len" in text or "RuntimeSpec" in text
     secret = ChatLookahead(base_url="http://t/v1", api_key="hidden", policy="off")  # type: ignore[arg-type]
     key = pickle.loads(pickle.dumps(secret)).api_key
     assert key.get_secret_value() == "hidden"

@@ -15,7 +15,7 @@ from lookahead_agent.certificates.certificate import Certificate, keep
 from lookahead_agent.certificates.drift_monitor import DISPUTED_BELOW, DriftMonitor, DriftTest
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.decoding.step import Step, StepEnd
-from lookahead_agent.decoding.verifier import EarlyVerifier, PartialStep, StepPair
+from lookahead_agent.decoding.verifier import EarlyVerifier, PartialStep, StepPair, Verdict
 from lookahead_agent.engines import background
 from lookahead_agent.engines.scripted import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.runtime.engine_set import EngineSet
@@ -183,9 +183,16 @@ def test_audit_samples_a_share_of_the_steps_and_its_queue_is_bounded(stored: lis
     assert monitor.counts.dropped >= 136
 
 
-def test_failed_judge_drops_the_step_from_the_audit(stored: list[Certificate]) -> None:
+@pytest.mark.parametrize("foreign", [False, True])
+def test_failed_judge_drops_the_step_from_the_audit(
+    stored: list[Certificate], foreign: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Judge:
+        async def verify(self, pair: StepPair) -> Verdict:
+            raise KeyError("a judge of the user's own")
+
     _, target = chat(yes_logprob=-6.0, audit_rate=1.0)
-    monitor = monitor_of(target)
+    monitor = DriftMonitor(target, Judge(), lambda _: None) if foreign else monitor_of(target)
     pair = StepPair("q", "", Step((1,), "a", StepEnd.DELIMITER), Step((2,), "b", StepEnd.DELIMITER))
     monitor._draw(stored[0], pair, 1.0)
     target.close()
@@ -196,3 +203,4 @@ def test_failed_judge_drops_the_step_from_the_audit(stored: list[Certificate]) -
 
     asyncio.run(audit())
     assert monitor.counts.audited == 0
+    assert ("judge of the user" in caplog.text) == foreign

@@ -18,7 +18,7 @@ from lookahead_agent.chat.structured_output import FormParser
 from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.generation.json_tool_parsers import ToolParser
 from lookahead_agent.generation.reader import ReplyReader
-from lookahead_agent.generation.tool_calls import as_invalid_json
+from lookahead_agent.generation.tool_calls import MAX_CALLS, as_invalid_json
 from lookahead_agent.generation.tool_parsers import choose_tool_parser
 from tests.unit.replies import FORMATS, TAGS, TOOLS, cuts_of, read, replies_in, reply_content
 from tests.unit.test_tool_parsers import tokenizer_with
@@ -156,6 +156,37 @@ def test_reading_takes_time_in_proportion_to_the_length_of_any_text(
     for number, unit in enumerate(units):
         begin = BEGINNINGS[number % len(BEGINNINGS)] if size > 8 else ""
         assert_linear(work, begin + unit * (16_000 // len(unit)))
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "unit", "end"),
+    [
+        ("hermes", "", f"<tool_call>{CALL}</tool_call>", ""),
+        ("hermes", "", "<tool_call>{", ""),
+        ("hermes", "<tool_call>[", f"{CALL},", "]</tool_call>"),
+        ("hermes", "<tool_call>[", f"{CALL},", ""),
+        ("hermes", "<tool_call>", f"{CALL},", "</tool_call>"),
+        ("hermes", "<tool_call>[", "{},", "]</tool_call>"),
+        ("hermes", "", f"{CALL}\n", ""),
+        ("hermes", "[", f"{CALL},", "]"),
+        ("hermes", "```json\n[", f"{CALL},", "]\n```"),
+        ("llama3_json", "", f"<|python_tag|>{CALL}", ""),
+        ("mistral", "", "[TOOL_CALLS]add {}", ""),
+        ("qwen3_coder", "", "<tool_call><function=add></function></tool_call>", ""),
+        ("pythonic", "[", "add(),", "]"),
+    ],
+)
+def test_a_reply_has_so_many_calls_and_one_invalid_call_for_the_rest(
+    name: str, begin: str, unit: str, end: str, parsers: dict[str, ToolParser]
+) -> None:
+    for count in (MAX_CALLS, MAX_CALLS + 1, 4 * MAX_CALLS):
+        reader = ReplyReader(None, False, False, parsers[name], TOOLS, lambda _: None)
+        reader.push(begin + (unit * count).rstrip(",") + end)
+        parsed = reader.finish(truncated=False).parsed
+        assert len(parsed.tool_calls) == (0 if "{}," in unit or unit == "<tool_call>{" else MAX_CALLS)
+        assert parsed.count <= MAX_CALLS + 2
+        if count > MAX_CALLS and name != "pythonic":  # vLLM's parser keeps no text of a call
+            assert unit.strip(",\n") in (parsed.invalid_tool_calls[-1]["args"] or "")
 
 
 def test_parsing_of_a_form_takes_time_in_proportion_to_the_length_of_any_text() -> None:

@@ -15,6 +15,7 @@ from lookahead_agent.engines import tokenizer as module
 from lookahead_agent.engines.chat_template import TemplateTimeoutError, within
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.errors import ConfigurationError, IntegrityError, ModelNotFoundError
+from lookahead_agent.models import conversion
 from tests.unit.fake_vllm import tokenizer_in
 
 PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -71,9 +72,14 @@ def test_code_of_a_folder_never_runs_and_nobody_is_asked(folder: Path, capfd: py
     file = folder / "tokenizer_config.json"
     config = json.loads(file.read_text()) | {"auto_map": {"AutoTokenizer": [None, "evil.T"]}, "tokenizer_class": "T"}
     file.write_text(json.dumps(config))
-    (folder / "config.json").write_text('{"model_type": "evil"}')
+    auto_map = {"AutoConfig": "evil.T", "AutoModelForCausalLM": "evil.T"}
+    (folder / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": auto_map}))
     with suppress(ModelNotFoundError):
         HFTokenizer(folder)
+    for name in ("model.safetensors", conversion.GGUF):
+        (folder / name).touch()
+        with pytest.raises(ValueError, match="custom code"):
+            conversion._load(folder)
     assert not (folder / "RAN").exists()
     assert "[y/N]" not in capfd.readouterr().out
 

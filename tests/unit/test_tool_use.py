@@ -21,7 +21,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, interrupt
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from lookahead_agent.agents import templates
 from lookahead_agent.agents.tool_use import MAX_RESULT_LENGTH, cut, error_text, make_tool, with_sync_call
@@ -87,8 +87,8 @@ def call_text(name: str, /, **arguments: Any) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
-BOTH_CALLS = '[{"name": "look_up", "arguments": {"text": "a"}}, {"name": "note", "arguments": {"text": "b"}}]'
 READY = '{"name": "ready_to_answer", "arguments": {}}'
+ALL_CALLS = [call_text("look_up", text="a"), call_text("note", text="b"), READY]
 # The model rewrites the failed call, which fails again.
 PLANS: dict[str, Any] = {
     "You_solve": 'Plan:\n1. look_up("a")\n2. note("b")',
@@ -96,14 +96,14 @@ PLANS: dict[str, Any] = {
     "You_answer": "It is b.",
 }
 SCRIPTS: dict[str, dict[str, Any]] = {
-    "react": {"You_think": "I look it up.", "You_carry_out": [BOTH_CALLS, READY], "You_answer": "It is b."},
+    "react": {"You_think": "I look it up.", "You_carry_out": ALL_CALLS, "You_answer": "It is b."},
     "rewoo": PLANS,
     "llm_compiler": PLANS,
     "plan_execute": PLANS,
     "supervisor": {
         "You_lead": ['{"name": "searcher", "arguments": {"task": "Look a up"}}', READY],
         "You_think": "I look it up.",
-        "You_carry_out": [BOTH_CALLS, READY],
+        "You_carry_out": ALL_CALLS,
         "You_answer": "It is b.",
     },
 }
@@ -144,13 +144,13 @@ def check_final_state(name: str, state: dict[str, Any], error: str) -> None:
     assert state["messages"][-1].text == "It is b."
     results = tool_results(state)
     if name == "supervisor":  # its specialist is a react graph, which keeps its messages to itself
-        assert (results, noted) == ([("It is b.", False)], ["b"]), f"a call parallel to one that raised {error} runs"
+        assert (results, noted) == ([("It is b.", False)], ["b"]), f"a call after one that raised {error} runs"
         return
     failed = [text for text, is_failed in results if is_failed]
     assert failed
     assert all(0 < len(text) <= 2 * MAX_RESULT_LENGTH for text in failed)
     if name != "plan_execute":  # it plans again after a failed step
-        assert ("noted b", False) in results, f"a call parallel to one that raised {error} runs"
+        assert ("noted b", False) in results, f"a call after one that raised {error} runs"
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -370,6 +370,71 @@ async def test_tool_that_ends_programs_is_a_failed_call(ending: Any, coroutine: 
         assert state["messages"][-1].text == "Done."
         assert [ending.__name__ in text for text, is_failed in tool_results(state)][:2] == [True, True]
     assert helper.invoke("?").text == "Lisbon."
+
+
+class OwnTool(BaseTool):
+    """A user's class of tools, which counts its calls."""
+
+    name: str = "look_up"
+    description: str = "Act."
+    action: Any
+    calls: list[str] = Field(default_factory=list)
+
+    def _run(self, text: str, run_manager: Any = None) -> str:
+        self.calls.append(text)
+        return str(self.action())
+
+
+class OwnAsyncTool(OwnTool):
+    """A user's class of tools that have a coroutine only."""
+
+    def _run(self, text: str, run_manager: Any = None) -> str:
+        raise NotImplementedError
+
+    async def _arun(self, text: str) -> str:
+        self.calls.append(text)
+        return str(self.action())
+
+
+@pytest.mark.parametrize("kind", [OwnTool, OwnAsyncTool])
+@pytest.mark.parametrize("read_only", [False, True])
+async def test_tool_of_a_users_own_class_is_contained_as_others_are(kind: type[OwnTool], read_only: bool) -> None:
+    def end() -> None:
+        raise ending("bye")
+
+    for ending in ENDINGS:
+        tool = kind(action=end, metadata={"readOnlyHint": read_only}, calls=[])
+        graph = plan_of("llm_compiler", [tool], max_plans=1)
+        states = [await graph.ainvoke(INPUT)]
+        if kind is OwnAsyncTool or ending is not KeyboardInterrupt:
+            states.append(await asyncio.to_thread(graph.invoke, INPUT))
+        for state in states:
+            assert [ending.__name__ in text for text, is_failed in tool_results(state)][:2] == [True, True]
+        assert tool.calls.count("a") == len(states)
+    asking = plan_of("rewoo", [kind(action=lambda: helper.invoke("?").text)])
+    release, started = threading.Event(), threading.Event()
+    blocking = plan_of("rewoo", [kind(action=lambda: started.set() or release.wait(60))])
+    run = asyncio.create_task(blocking.ainvoke(INPUT) if kind is OwnTool else asyncio.to_thread(blocking.invoke, INPUT))
+    try:
+        async with asyncio.timeout(60):
+            assert await asyncio.to_thread(started.wait, 30)
+            assert tool_results(await asking.ainvoke(INPUT)) == [("Lisbon.", False)]
+            assert tool_results(await asyncio.to_thread(asking.invoke, INPUT)) == [("Lisbon.", False)]
+    finally:
+        release.set()
+        await run
+
+
+def test_method_that_is_not_implemented_further_down_is_an_error() -> None:
+    def fail() -> None:
+        raise NotImplementedError("later")
+
+    class Both(OwnTool):
+        async def _arun(self, text: str) -> str:
+            raise AssertionError
+
+    with pytest.raises(NotImplementedError, match="later"):
+        with_sync_call(Both(action=fail)).invoke({"text": "a"})
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
