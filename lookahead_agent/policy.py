@@ -277,7 +277,7 @@ class VerifierPolicy(BaseModel):
     @property
     def speculates(self) -> bool:
         """Whether the policy uses a draft model at all."""
-        return self.verifier != "off"
+        return not isinstance(self.verifier, str) or self.verifier != "off"
 
     @property
     def forces_speculation(self) -> bool:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from inspect import cleandoc
 from typing import Any, TypeVar
 
@@ -26,7 +26,9 @@ OF_RUN = "question_of_run"
 
 
 def describe_tools(tools: Iterable[BaseTool | Mapping[str, Any]]) -> str:
-    """Describe each tool by name, arguments and description, on one or more lines: `- name(argument: type): …`.
+    """Describe each tool by name, arguments and description: `- name(argument: type): what it does`.
+
+    Objects have their fields in the notation of JSON, and arguments and fields with a description have a line each.
 
     Raises:
         ConfigurationError: A tool's schema is too large, or refers to something outside of it.
@@ -36,32 +38,86 @@ def describe_tools(tools: Iterable[BaseTool | Mapping[str, Any]]) -> str:
     return "\n".join(f"- {_described(convert_to_openai_tool(tool)['function'])}" for tool in tools)
 
 
+_MAX_LEVELS = 4  # of objects and lists in the description of an argument
+_MAX_VALUES = 30  # of an enum
+_MAX_LINES = 40  # of descriptions of arguments
+_MAX_DETAIL_LENGTH = 500  # of the description of an argument, in characters
+
+
 def _described(function: Mapping[str, Any]) -> str:
-    parameters = function.get("parameters") or {}
+    parameters = _mapping(function.get("parameters"))
+    properties = _mapping(parameters.get("properties"))
     required = parameters.get("required") or ()
     arguments = [
         f"{name}: {_kind(schema)}" + ("" if name in required else f" = {json.dumps(_default(schema))}")
-        for name, schema in (parameters.get("properties") or {}).items()
+        for name, schema in properties.items()
     ]
-    lines = cleandoc(function.get("description", "")).splitlines()
+    lines = cleandoc(function.get("description") or "").splitlines()
+    lines += [line for name, schema in properties.items() for line in _details(name, schema)][:_MAX_LINES]
     description = "\n  ".join(line for line in lines if line.strip())
     return f"{function['name']}({', '.join(arguments)}): {description}"
 
 
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
 def _default(schema: Any) -> Any:
-    return schema.get("default") if isinstance(schema, Mapping) else None
+    return _mapping(schema).get("default")
 
 
-def _kind(schema: Any) -> str:
-    if not isinstance(schema, Mapping):  # true: any value
-        return "any"
-    if "enum" in schema:
-        return " | ".join(json.dumps(value) for value in schema["enum"])
-    if "anyOf" in schema:
-        return " | ".join(_kind(part) for part in schema["anyOf"])
-    if schema.get("type") == "array" and isinstance(schema.get("items"), Mapping):
-        return f"list of {_kind(schema['items'])}"
-    return str(schema.get("type", "any"))
+def _kind(schema: Any, level: int = 1) -> str:
+    """Return the type of an argument's values, with their fields and possible values."""
+    schema = _mapping(schema)  # other schemas, such as true, allow any value
+    if isinstance(values := schema.get("enum"), list):
+        shown = " | ".join(json.dumps(value, ensure_ascii=False) for value in values[:_MAX_VALUES])
+        return shown + (f" | {len(values) - _MAX_VALUES} more values" if len(values) > _MAX_VALUES else "")
+    if "const" in schema:
+        return json.dumps(schema["const"], ensure_ascii=False)
+    for key in ("anyOf", "oneOf"):
+        if isinstance(options := schema.get(key), list) and options:
+            return " | ".join(dict.fromkeys(_kind(option, level) for option in options))
+    if isinstance(parts := schema.get("allOf"), list) and len(parts) == 1:
+        return _kind(parts[0], level)
+    kinds = schema.get("type")
+    kinds = [str(kind) for kind in kinds] if isinstance(kinds, list) else [str(kinds)] if kinds else []
+    fields = _mapping(schema.get("properties"))
+    if not kinds:
+        kinds = ["object"] if fields else ["array"] if _mapping(schema.get("items")) else ["any"]
+    return " | ".join(_kind_of(kind, schema, fields, level) for kind in kinds)
+
+
+def _kind_of(kind: str, schema: Mapping[str, Any], fields: Mapping[str, Any], level: int) -> str:
+    if kind == "array" and isinstance(items := schema.get("items"), Mapping) and level < _MAX_LEVELS:
+        inner = _kind(items, level + 1)
+        return f"list of ({inner})" if " | " in inner and inner[0] != "{" else f"list of {inner}"
+    if kind == "object" and fields and level < _MAX_LEVELS:
+        required = schema.get("required") or ()
+        listed = [
+            f"{json.dumps(name, ensure_ascii=False)}: {_kind(field, level + 1)}"
+            + ("" if name in required else " (optional)")
+            for name, field in fields.items()
+        ]
+        return f"{{{', '.join(listed)}}}"
+    if kind == "object" and level < _MAX_LEVELS and (values := _mapping(schema.get("additionalProperties"))):
+        return f"object of {_kind(values, level + 1)}"
+    return "list" if kind == "array" else kind
+
+
+def _details(path: str, schema: Any, level: int = 1) -> Iterator[str]:
+    """Yield a line for the description of an argument, and of each field in it."""
+    schema = _mapping(schema)
+    if isinstance(text := schema.get("description"), str) and text.strip():
+        yield f"{path}: {' '.join(text.split())[:_MAX_DETAIL_LENGTH]}"
+    if level == _MAX_LEVELS:
+        return
+    for name, field in _mapping(schema.get("properties")).items():
+        yield from _details(f"{path}.{name}", field, level + 1)
+    inner = [schema.get("items"), schema.get("additionalProperties")]
+    for key in ("anyOf", "oneOf", "allOf"):
+        inner += options if isinstance(options := schema.get(key), list) else []
+    for part in inner:
+        yield from _details(path, part, level + 1)
 
 
 def is_question(message: BaseMessage) -> bool:
@@ -89,17 +145,17 @@ def since_last_question(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def result_blocks(messages: Iterable[AnyMessage]) -> str:
-    """Format calls and results as blocks, `[1] name(argument="…")` and the text; "none" without results."""
+    """Format calls and results as blocks, `[1] name(argument="value")` and the text, each once; "none" without any."""
     calls: dict[str | None, str] = {}
-    blocks: list[str] = []
+    blocks: dict[str, None] = {}
     for message in messages:
         if isinstance(message, AIMessage):
             calls |= {call["id"]: format_call(call["name"], call["args"]) for call in message.tool_calls}
         elif isinstance(message, ToolMessage) and REPEATED not in message.additional_kwargs:
             failed = " failed" if message.status == "error" else ""
             called = calls.get(message.tool_call_id, message.name or "a call")
-            blocks.append(f"[{len(blocks) + 1}] {called}{failed}\n{message.text.strip() or '(nothing)'}")
-    return "\n\n".join(blocks) or "none"
+            blocks[f"{called}{failed}\n{message.text.strip() or '(nothing)'}"] = None
+    return "\n\n".join(f"[{number}] {block}" for number, block in enumerate(blocks, 1)) or "none"
 
 
 def format_call(name: str, arguments: Mapping[str, Any]) -> str:

@@ -297,14 +297,14 @@ class Parameters:
     @property
     def properties(self) -> Mapping[str, Any]:
         """Schemas of the arguments, by name."""
-        properties: Mapping[str, Any] = self.schema.get("properties", {})
-        return properties
+        properties = self.schema.get("properties")
+        return properties if isinstance(properties, Mapping) else {}
 
     @property
     def required(self) -> Sequence[str]:
         """Names of the required arguments."""
-        required: Sequence[str] = self.schema.get("required", ())
-        return required
+        required = self.schema.get("required")
+        return required if isinstance(required, list) else ()
 
     @property
     def allows_any_name(self) -> bool:

@@ -14,10 +14,11 @@ from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware, ToolRetryMiddleware
 from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
-from langchain_core.tools import BaseTool, tool
+from langchain_core.tools import BaseTool, StructuredTool, tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
+from graphs.plan_execute import build_plan_execute
 from lookahead_agent import ChatLookahead
 from lookahead_agent.agents.middleware import standard_middleware
 from lookahead_agent.agents.prompts import describe_tools, lookahead_settings, result_blocks
@@ -330,6 +331,94 @@ async def test_thinking_middleware_writes_a_thought_before_each_turn(asynchronou
     assert len(thinkers) == 2
     assert describe_tools([look_up]) in thinkers[0]
     assert '[1] look_up(word="tea")\ntea is a drink' in thinkers[1]
+
+
+NESTED = {
+    "type": "object",
+    "required": ["filter", "lines"],
+    "properties": {
+        "filter": {"$ref": "#/$defs/Filter"},
+        "lines": {"type": "array", "items": {"$ref": "#/$defs/Line"}, "description": "What is\n  ordered."},
+        "mode": {"anyOf": [{"enum": ["fast", "full"]}, {"type": "null"}], "default": "full"},
+        "prices": {"type": "object", "additionalProperties": {"type": ["number", "null"]}},
+        "many": {"enum": list(range(40))},
+        "node": {"$ref": "#/$defs/Node"},
+    },
+    "$defs": {
+        "Filter": {
+            "type": "object",
+            "required": ["state"],
+            "properties": {
+                "state": {"enum": ["open", "done"], "description": "State of the order."},
+                "since": {"type": "string", "description": "A date, as in 2024-01-31."},
+            },
+        },
+        "Line": {
+            "type": "object", "required": ["id"],
+            "properties": {"id": {"type": "integer", "description": "Its number."}},
+        },
+        "Node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}}},
+    },
+}  # fmt: skip
+
+
+def order_tool(schema: Any, called: list[dict[str, Any]] | None = None) -> StructuredTool:
+    def order(**given: Any) -> str:
+        if called is not None:
+            called.append(given)
+        return "ordered"
+
+    return StructuredTool(name="order", description="Order.", args_schema=schema, func=order)
+
+
+def test_nested_arguments_are_described_with_types_enums_and_descriptions() -> None:
+    described = describe_tools([order_tool(NESTED)])
+    many = " | ".join(map(str, range(30)))
+    assert described == "\n  ".join(
+        [
+            '- order(filter: {"state": "open" | "done", "since": string (optional)}, '
+            'lines: list of {"id": integer}, mode: "fast" | "full" | null = "full", '
+            f"prices: object of number | null = null, many: {many} | 10 more values = null, "
+            'node: {"next": any (optional)} = null): Order.',
+            "filter.state: State of the order.",
+            "filter.since: A date, as in 2024-01-31.",
+            "lines: What is ordered.",
+            "lines.id: Its number.",
+        ]
+    )
+
+
+def test_a_line_of_a_plan_has_nested_arguments() -> None:
+    given = {"filter": {"state": "open", "since": "2024-01-31"}, "lines": [{"id": 1}, {"id": 2}], "mode": None}
+    called: list[dict[str, Any]] = []
+    line = 'order(filter={"state": "open", "since": "2024-01-31"}, lines=[{"id": 1}, {"id": 2}], mode=null)'
+    llm = scripted_chat(
+        lambda prompt: f"I order.\n\nPlan:\n1. {line}" if "You solve problems" in prompt else "Done.", policy="off"
+    )
+    assert build_plan_execute(llm, [order_tool(NESTED, called)]).invoke({"messages": [("human", "?")]})
+    assert called == [given]
+
+
+ODD_SCHEMAS: list[Any] = [
+    {}, {"properties": None, "required": None}, {"type": None}, {"$ref": "#/$defs/A", "$defs": {"A": {}}},
+    *({"type": "object", "properties": {"x": part}} for part in (
+        True, False, None, {}, {"enum": None}, {"anyOf": None}, {"anyOf": [True, {"type": "null"}]}, {"items": None},
+        {"type": "object", "properties": None, "required": None}, {"type": "array", "items": True},
+        {"description": None},
+    )),
+]  # fmt: skip
+
+
+def test_odd_schemas_are_described_and_called() -> None:
+    for schema in ODD_SCHEMAS:
+        called: list[dict[str, Any]] = []
+        order = order_tool(schema, called)
+        assert describe_tools([order]).endswith("): Order."), schema
+        llm = scripted_chat(
+            lambda prompt: "I order.\n\nPlan:\n1. order()" if "You solve problems" in prompt else "Done.", policy="off"
+        )
+        build_plan_execute(llm, [order]).invoke({"messages": [("human", "?")]})
+        assert called == [{}], schema
 
 
 def test_describe_tools_lists_signatures_and_docstrings() -> None:
