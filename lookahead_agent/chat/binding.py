@@ -99,7 +99,7 @@ class BindingModel(BaseChatModel):
             tool_choice: "auto" or None: the model may call a tool; "none": it must not; "any", "required" or True:
                 it must call one; a tool's name: it must call that tool. Dictionaries of OpenAI and Anthropic work too.
             parallel_tool_calls: True: a reply with a required call may have several calls; False: one at most; None:
-                the model decides, but a required call is a single one.
+                the model decides, but a required call is a single one where the engine holds to forms.
             strict: For LangChain's agents, which set it. A required call follows its schema in any case, and the tools
                 check the arguments of other calls.
             kwargs: Further options of calls.

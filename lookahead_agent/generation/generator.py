@@ -327,7 +327,7 @@ class ConstrainedGenerator(ReplyGenerator):
                 self._emit_answer(read.parsed.content)
         else:
             read.parsed = ParsedReply(decoded.text)
-        if not self.request.parallel_tool_calls:
+        if self.request.parallel_tool_calls is False:
             # The grammar has one call, but an engine may not hold to it.
             read.parsed.keep_one_call()
         if not read.parsed.tool_calls and decoded.finish_reason == "stop" and not is_json(decoded.text):

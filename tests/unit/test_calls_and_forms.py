@@ -135,7 +135,7 @@ TWO_CALLS = [
         ({"parallel_tool_calls": False, "tool_choice": "thermometer"}, True),
         ({"parallel_tool_calls": False, "response_format": JSON_OBJECT}, True),
         ({"parallel_tool_calls": False, "response_format": Form.of(Weather).response_format}, True),
-        ({"tool_choice": "any"}, True),
+        ({"tool_choice": "any"}, False),
         ({"parallel_tool_calls": True, "tool_choice": "any"}, False),
         ({}, False),
     ],
