@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from functools import lru_cache
+from inspect import iscoroutinefunction
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -19,9 +21,70 @@ from pydantic import (
 )
 
 from lookahead_agent.delimiters import delimiter_finder
-from lookahead_agent.errors import ConfigurationError, PolicyError, check_encodable, validation_message
+from lookahead_agent.errors import (
+    ConfigurationError,
+    PolicyError,
+    check_encodable,
+    validation_message,
+)
+from lookahead_agent.imported import import_object
 
 VerifierName = Literal["off", "exact", "certified", "embedding", "judge", "cascade", "score", "likelihood", "random"]
+
+_OWN = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
+
+
+@lru_cache(maxsize=256)
+def _import_verifier(text: str) -> Any:
+    """Import the verifier that `module:Class` names, once; raises ValueError if it is none."""
+    module, _, name = text.partition(":")
+    try:
+        found = import_object(module, name)
+        found = found() if isinstance(found, type) else found
+    except (Exception, SystemExit) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"the verifier {text!r} cannot be imported from this folder or Python's path: {reason}"
+        ) from error
+    return _check_verifier(found, repr(text))
+
+
+def _check_verifier(value: Any, name: str) -> Any:
+    """Return a verifier of the user's own; raises ValueError if it is none."""
+    methods = [getattr(value, method, None) for method in ("verify", "verify_draft")]
+    if isinstance(value, type):
+        raise ValueError(f"{name} is a class: give an instance of it, as in verifier={value.__name__}()")
+    if not any(map(iscoroutinefunction, methods)):
+        raise ValueError(
+            f"{name} is no verifier: it has neither `async def verify(self, pair)` nor "
+            "`async def verify_draft(self, step)`"
+        )
+    return value
+
+
+def _read_verifier(value: Any) -> Any:
+    if not isinstance(value, str):
+        return _check_verifier(value, f"an object of {type(value).__name__}")
+    if value not in get_args(VerifierName):
+        if _OWN.fullmatch(value) is None:
+            names = ", ".join(get_args(VerifierName))
+            raise ValueError(f"there is no verifier {value!r}: choose one of {names}, or your own, as in module:Class")
+        _import_verifier(value)
+    return value
+
+
+def _write_verifier(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(
+            f"a verifier of your own, {type(value).__name__}, is an object of this process: name module:Class"
+        )
+    return value
+
+
+AnyVerifier = Annotated[
+    Any, BeforeValidator(_read_verifier), PlainSerializer(_write_verifier, return_type=str, when_used="json")
+]
+"""A verifier's name, the text `module:Class` of a verifier of the user's own, or such a verifier."""
 
 # The fields that each verifier reads: a value for a verifier that ignores it is an error.
 _READS: dict[str, frozenset[str]] = {
@@ -78,7 +141,8 @@ class VerifierPolicy(BaseModel):
         verifier: "off" runs the target alone. "exact" accepts only the target's own tokens. "embedding" compares
             embeddings, "judge" calls a language model, and "cascade" combines them, cheapest first. "score",
             "likelihood" and "random" are baselines. With "score" (SpecReason), the target scores a draft step from 0 to
-            9 and writes only rejected steps. "likelihood" does the same by the step's mean log-probability.
+            9 and writes only rejected steps. "likelihood" does the same by the step's mean log-probability. A verifier
+            of your own is an object with `verify` or `verify_draft`, or the text "module:Class".
         similarity: Least cosine similarity of a pair that is accepted without a judge, in [-1, 1] (embedding, cascade).
         ask_judge_from: Least similarity of a pair below `similarity` that the judge decides; None: no pair (cascade).
         p_aligned: Least probability of "yes" with which the judge accepts, in [0, 1] (judge, cascade).
@@ -110,7 +174,7 @@ class VerifierPolicy(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
 
     name: str = "custom"
-    verifier: VerifierName = "cascade"
+    verifier: AnyVerifier = "cascade"
     similarity: float = Field(0.85, ge=-1, le=1)
     ask_judge_from: float | None = Field(0.65, ge=-1, le=1)
     p_aligned: float = Field(0.75, ge=0, le=1)
@@ -148,13 +212,14 @@ class VerifierPolicy(BaseModel):
     @model_validator(mode="after")
     def _reject_ignored_fields(self) -> VerifierPolicy:
         fields_set = self.model_fields_set - {"name", "verifier"}
-        ignored = fields_set & (_VERIFIER_FIELDS - _READS[self.verifier])
+        reads = frozenset() if self.own_verifier is not None else _READS[self.verifier]
+        ignored = fields_set & (_VERIFIER_FIELDS - reads)
         if not self.speculates:
             ignored = fields_set
         elif self.draft_first:
             ignored |= fields_set & _PAIRWISE
         if ignored:
-            raise ValueError(f"the verifier {self.verifier!r} does not use {', '.join(sorted(ignored))}")
+            raise ValueError(f"the verifier {self._verifier_name!r} does not use {', '.join(sorted(ignored))}")
         if self.verifier == "certified" and self.risk is None:
             raise ValueError("the verifier 'certified' needs a risk, such as risk=0.02")
         if "draft_temperature" in fields_set and self.width == 1:
@@ -170,10 +235,26 @@ class VerifierPolicy(BaseModel):
             raise ValueError(str(error)) from None
         return self
 
+    # Pydantic's own hash is of all fields, and a verifier of the user's may have none.
+    def __hash__(self) -> int:
+        return hash((self.name, self._verifier_name, self.depth, self.width))
+
+    @property
+    def own_verifier(self) -> Any:
+        """The verifier of the user's own; None: the library has the policy's verifier."""
+        if not isinstance(self.verifier, str):
+            return self.verifier
+        return _import_verifier(self.verifier) if ":" in self.verifier else None
+
+    @property
+    def _verifier_name(self) -> str:
+        return self.verifier if isinstance(self.verifier, str) else type(self.verifier).__name__
+
     @property
     def draft_first(self) -> bool:
         """Whether draft steps are judged without a target step; the target writes a step only after a rejection."""
-        return self.verifier in ("score", "likelihood")
+        own = self.own_verifier
+        return hasattr(own, "verify_draft") if own is not None else str(self.verifier) in ("score", "likelihood")
 
     @property
     def asks_judge(self) -> bool:
@@ -189,7 +270,9 @@ class VerifierPolicy(BaseModel):
     @property
     def compares_results(self) -> bool:
         """Whether numbers, units and equations are compared before any model is called."""
-        return self.same_numbers and (self.verifier != "embedding" or "same_numbers" in self.model_fields_set)
+        if self.own_verifier is not None:
+            return False
+        return self.same_numbers and (str(self.verifier) != "embedding" or "same_numbers" in self.model_fields_set)
 
     @property
     def speculates(self) -> bool:
@@ -255,7 +338,8 @@ class VerifierPolicy(BaseModel):
         shape = "steps ahead where that is fastest"
         if self.forces_speculation:
             shape = f"{self.steps_ahead} steps ahead" + f" with {self.width} candidates each" * (self.width > 1)
-        text = f"{shape}; a draft step is accepted if it {conditions[self.verifier]}"
+        condition = f"passes {self._verifier_name}" if self.own_verifier is not None else conditions[self.verifier]
+        text = f"{shape}; a draft step is accepted if it {condition}"
         if self.compares_results and self.verifier in ("embedding", "judge", "cascade"):
             text += ", and has the same numbers, units and equations"
         if self.risk is not None and self.verifier != "certified":
@@ -288,10 +372,11 @@ def as_policy(policy: PolicyLike) -> VerifierPolicy:
     """Turn a name or fields into a policy.
 
     Changes may follow a name: "balanced:depth=8:width=2". Slashes enclose a pattern, which may contain a colon:
-    "balanced:delimiter=/:|\\n+/". The name of a verifier means a policy with its defaults: "judge:p_aligned=0.8".
+    "balanced:delimiter=/:|\\n+/". The name of a verifier means a policy with its defaults: "judge:p_aligned=0.8". So
+    does "module:Class", a verifier of your own, from the current folder or Python's path.
 
     Raises:
-        PolicyError: No policy has this name, or the fields contradict each other.
+        PolicyError: No policy has this name, the fields contradict each other, or a verifier cannot be imported.
     """
     if isinstance(policy, VerifierPolicy):
         return policy
@@ -308,14 +393,20 @@ def _named(text: str) -> VerifierPolicy:
     if len(text) > _MAX_TEXT_LENGTH:
         raise PolicyError(f"a policy is written in at most {_MAX_TEXT_LENGTH} characters; this one has {len(text)}")
     name, *changes = _PARTS.findall(text)
+    is_known = name in POLICIES or name in get_args(VerifierName)
+    if not is_known and changes and _OWN.fullmatch(own := f"{name}:{changes[0]}"):
+        name, changes = own, changes[1:]
     if name in POLICIES:
         fields = POLICIES[name].model_dump(exclude_unset=True)
-    elif name in get_args(VerifierName):
+    elif name in get_args(VerifierName) or ":" in name:
         fields = {"name": name, "verifier": name}
     elif name.startswith("risk="):
         fields = {"name": name, "risk": _value(name.removeprefix("risk="))}
     else:
-        raise PolicyError(f"no policy is called {name!r}: choose one of {', '.join(POLICIES)}, or a risk, as risk=0.02")
+        raise PolicyError(
+            f"no policy is called {name!r}: choose one of {', '.join(POLICIES)}, a risk, as risk=0.02, or a verifier "
+            "of your own, as module:Class"
+        )
     if not changes:
         return POLICIES.get(name) or _validated(fields)
     changed: dict[str, Any] = {}

@@ -29,6 +29,9 @@ _FUNCTIONS: dict[str, Callable[..., Fraction]] = {
     "round": lambda x, digits=None: _rounded(x, digits),
     "sqrt": lambda x: _square_root(x),
 }
+# A name, but not the exponent of a number.
+_WORD = re.compile(r"(?<![\w.])[^\W\d]\w*")
+_MAX_NAMED = 8
 _MAX_LENGTH = 1000
 _MAX_EXPONENT = 1000
 # Bits of a numerator or denominator: 3,010 digits, which Python formats at once and divides in less than a millisecond.
@@ -54,6 +57,12 @@ def calculate(expression: str) -> str:
     if len(expression) > _MAX_LENGTH:
         raise ValueError(f"the expression is longer than {_MAX_LENGTH} characters")
     text = _python_notation(expression)
+    if unknown := [word for word in dict.fromkeys(_WORD.findall(text)) if word not in _FUNCTIONS]:
+        names = ", ".join(word[:50] for word in unknown[:_MAX_NAMED]) + (", …" if len(unknown) > _MAX_NAMED else "")
+        raise ValueError(
+            f"only arithmetic on numbers is evaluated: this calculator does not know {names}. Fetch the values first, "
+            f"with other tools, and then write them as numbers. Functions are {', '.join(_FUNCTIONS)}"
+        )
     try:
         tree = ast.parse(text, mode="eval")
     except (SyntaxError, ValueError):  # ValueError: a null byte

@@ -6,6 +6,7 @@ the user run, and names of secrets, are refused. `lookahead_agent.sandbox.workin
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from pathlib import Path
 
@@ -37,9 +38,12 @@ def read_text(
         first_character: First character of the first line, from 1.
         allow: See `make_file_tools`.
 
+    Returns:
+        The lines with their line ends, and a note if there are more.
+
     Raises:
-        ValueError: There is no such text file, its name is protected, it is outside or behind a link, it is too long,
-            or it cannot be read now. The message says which.
+        ValueError: There is no such text file, it has no such line or character, its name is protected, it is outside
+            or behind a link, it is too long, or it cannot be read now. The message says which.
     """
     refuse_protected(name, allow, writing=False)
     with working_folder.open_parent(root, name) as (parent, basename):
@@ -55,14 +59,23 @@ def read_text(
         except ValueError as error:
             raise ValueError(f"{name!r} {error}") from None
     try:
-        all_lines = data.decode("utf-8").replace("\r\n", "\n").removesuffix("\n").split("\n")
+        all_lines = re.findall(r"[^\n]*\n|[^\n]+", data.decode("utf-8"))
     except UnicodeDecodeError:
         raise ValueError(f"{name!r} is not a text file") from None
     start = max(0, first_line - 1)
     skipped = max(0, first_character - 1)
-    shown = "\n".join(all_lines[start : start + lines])[skipped:]
+    # Line ends stay as they are, so that a file can be written back unchanged.
+    text = "".join(all_lines[start : start + lines])
+    shown = text[skipped:]
+    if start and not text:
+        raise ValueError(f"{name!r} has {len(all_lines)} lines: there is none from first_line={first_line} on")
+    if skipped and not shown:
+        raise ValueError(
+            f"{name!r} has {len(text)} characters from first_line={start + 1} on: there is none from "
+            f"first_character={first_character} on"
+        )
     rest = len(all_lines) - start - lines
-    notice = f"\n({rest} more lines)" if rest > 0 else ""
+    notice = f"({rest} more lines)" if rest > 0 else ""
     if len(shown) + len(notice) <= MAX_RESULT_LENGTH:
         return shown + notice
     # 200 characters are reserved for the truncation notice.
@@ -74,6 +87,9 @@ def read_text(
 
 def write_text(root: Path, name: str, text: str, allow: Collection[str] = ()) -> str:
     """Write a file, replacing an existing one.
+
+    If each line of the existing file ends with a carriage return and a line feed, and no line of the text does, the
+    lines of the new file end so, too. Models write line feeds only.
 
     Args:
         root: The working folder.
@@ -88,8 +104,8 @@ def write_text(root: Path, name: str, text: str, allow: Collection[str] = ()) ->
     data = text.encode(errors="replace")
     if len(data) > _MAX_BYTES:
         raise ValueError(f"the text is longer than {_MAX_BYTES} bytes")
-    working_folder.replace_file(root, name, data, allow)
-    return f"wrote {len(data)} bytes to {name}"
+    written = working_folder.replace_file(root, name, data, allow, keep_line_ends=True)
+    return f"wrote {written} bytes to {name}"
 
 
 def make_file_tools(root: str | Path, allow: Collection[str] = ()) -> tuple[BaseTool, BaseTool]:

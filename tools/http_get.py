@@ -17,12 +17,16 @@ from dataclasses import dataclass, replace
 
 import httpx
 import webencodings
+from httpx import codes
 from langchain_core.tools import BaseTool
 
 from lookahead_agent.agents.tool_use import MAX_RESULT_LENGTH, cut, make_tool
 from lookahead_agent.engines import background
+from lookahead_agent.sandbox.documents import read_parts
 
 _MAX_REDIRECTS = 5
+# Timeout of the process that reads a fetched page.
+_PARSE_SECONDS = 20.0
 # Fetching has an event loop of its own: it delays no reply.
 _loop = background.LoopThread("lookahead-agent-http")
 _DEFAULT_PORTS = frozenset({80, 443})
@@ -35,7 +39,18 @@ _SPECIAL_IPV4 = [
     ipaddress.IPv4Network(text)
     for text in ("192.0.0.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.175.48.0/24")
 ]
-_TEXT_TYPES = frozenset({"application/json", "application/xml", "application/xhtml+xml"})
+# Types of text besides text/*, *+json, *+xml and *+yaml.
+_TEXT_TYPES = re.compile(
+    r"text/.*|[^/]+/[^/]*\+(?:json|xml|yaml)|application/(?:x-)?(?:json|json5|jsonlines|jsonl|ndjson|json-seq|xml|xml-dtd"
+    r"|yaml|toml|javascript|ecmascript|typescript|sql|graphql|sh|httpd-php|latex|tex|csv|www-form-urlencoded)"
+)
+_HTML_TYPES = ("text/html", "application/xhtml+xml")
+# Characters of the text that an error of the server shows.
+_REASON = 2_000
+# A page's own declaration, of its beginning: `<meta charset=...>` or `<?xml ... encoding=...?>`.
+_DECLARED = re.compile(
+    rb"""<(?:meta\b[^>]{0,200}?\bcharset|\?xml\b[^>]{0,200}?\bencoding)\s*=\s*["']?\s*([\w.:-]{1,40})""", re.IGNORECASE
+)
 _CHARSET = re.compile(r""";\s*charset\s*=\s*["']?([\w.:-]{1,40})""", re.IGNORECASE)
 Resolve = Callable[[str, int], list[str]]
 """Returns the addresses of a host and port."""
@@ -120,17 +135,27 @@ def fetch(
         raise ValueError(f"this is no address: {error}") from error
     except OSError as error:
         raise ValueError(f"no page can be fetched now: {error.strerror or type(error).__name__}") from error
-    text = _decoded(page.data, page.content_type)
-    if page.kind in ("text/html", "application/xhtml+xml"):
-        text = _visible(text)
+    text = page.text()
+    if page.status >= 400:
+        phrase = codes.get_reason_phrase(page.status)
+        reason = cut(text, "the rest is left out", _REASON)
+        raise ValueError(
+            f"{_short(page.url)} answered {page.status} {phrase}".rstrip() + (f": {reason}" if reason else "")
+        )
     # 200 characters are reserved for the truncation notice.
     most, skipped = min(limits.text, MAX_RESULT_LENGTH - 200), max(0, first_character - 1)
+    if skipped and skipped >= len(text):
+        raise ValueError(
+            f"{_short(page.url)} has {len(text)} characters: there is none from first_character={first_character} on"
+        )
     text = cut(text[skipped:], f"fetch it again from first_character={skipped + most + 1}", most)
     return text or page.instead
 
 
 @dataclass(frozen=True)
 class _Page:
+    url: httpx.URL
+    status: int
     data: bytes
     content_type: str
     instead: str  # returned for a page without text
@@ -138,6 +163,10 @@ class _Page:
     @property
     def kind(self) -> str:
         return self.content_type.partition(";")[0].strip().lower()
+
+    def text(self) -> str:
+        text = _decoded(self.data, self.content_type)
+        return _visible(text, str(self.url)) if self.kind in _HTML_TYPES else text
 
 
 async def _page(
@@ -165,10 +194,20 @@ async def _page(
                     if response.has_redirect_location:
                         target = target.join(response.headers["Location"])
                         continue
-                    if response.is_error:
-                        raise ValueError(f"{_short(target)} answered {response.status_code}")
                     instead = f"({_short(target)} answered {response.status_code}, without text)"
-                    return await _read_body(response, limits.size, "" if response.is_success else instead)
+                    page = _Page(
+                        target,
+                        response.status_code,
+                        b"",
+                        response.headers.get("Content-Type", "text/plain"),
+                        "" if response.is_success else instead,
+                    )
+                    try:
+                        return replace(page, data=await _read_body(response, page.kind, limits.size))
+                    except ValueError:
+                        if not response.is_error:
+                            raise
+                        return replace(page, content_type="text/plain")  # its status is the error
     except (TimeoutError, httpx.TimeoutException):
         raise ValueError(timeout_message) from None
     except (httpx.HTTPError, httpx.StreamError) as error:
@@ -270,7 +309,7 @@ async def _send(
     headers = {
         "Host": url.netloc.decode("ascii"),
         "User-Agent": "lookahead-agent",
-        "Accept": "text/*, application/json",
+        "Accept": "text/html, text/*, application/json, application/xml;q=0.9, */*;q=0.5",
         "Accept-Encoding": "gzip, deflate",
     }
     for number, address in enumerate(addresses, 1):
@@ -284,25 +323,29 @@ async def _send(
     raise AssertionError("a host has an address")
 
 
-async def _read_body(response: httpx.Response, limit: int, instead: str) -> _Page:
-    page = _Page(b"", response.headers.get("Content-Type", "text/plain"), instead)
-    if not page.kind.startswith("text/") and page.kind not in _TEXT_TYPES:
-        raise ValueError(f"the page is of type {page.kind[:100]}, which is no text")
+async def _read_body(response: httpx.Response, kind: str, limit: int) -> bytes:
+    if not _TEXT_TYPES.fullmatch(kind):
+        raise ValueError(f"the page is of type {kind[:100]}, which is no text")
     data = bytearray()
     async for piece in _decompressed(response, limit):
         data += piece
         if len(data) > limit:
             raise ValueError(f"the page is longer than {limit} bytes")
-    return replace(page, data=bytes(data))
+    return bytes(data)
 
 
 def _decoded(data: bytes, content_type: str) -> str:
-    """Decode a page by its byte order mark or its charset, or as UTF-8 if the web has no such charset.
+    """Decode a page by its byte order mark, its charset or its own declaration, or else as UTF-8.
 
     Python's other codecs do not decode text (zlib, rot13) or take hours for a megabyte (punycode).
     """
-    found = _CHARSET.search(content_type)
-    encoding = webencodings.lookup(found[1]) if found else None
+    if found := _CHARSET.search(content_type):
+        label = found[1]
+    else:
+        declared = _DECLARED.search(data[:1024])
+        label = declared[1].decode() if declared and b"\0" not in data[:4] else "utf-8"
+        label = "utf-8" if label.lower().startswith("utf-16") else label  # it was read as ASCII
+    encoding = webencodings.lookup(label)
     text: str = webencodings.decode(data, encoding or webencodings.UTF8, errors="replace")[0]
     return text
 
@@ -335,39 +378,12 @@ async def _decompressed(response: httpx.Response, limit: int) -> AsyncIterator[b
         raise ValueError(f"the page cannot be unpacked: {error}") from error
 
 
-_HIDDEN = frozenset({"script", "style", "template", "noscript", "head", "iframe", "object", "svg"})
-_BREAKS = frozenset({
-    "p", "br", "div", "li", "tr", "h1", "h2", "h3", "h4", "h5", "h6", "section", "article", "pre",
-    "blockquote", "dt", "dd",
-})  # fmt: skip
-
-
-def _visible(html: str) -> str:
-    """Extract the visible text of a page, one line per block element."""
-    from lxml import etree
-
-    # libxml2 stops at a depth of 256 elements and drops the rest, which bounds the parsing time.
-    parser = etree.HTMLParser(encoding="utf-8", no_network=True, remove_comments=True, remove_pis=True)
-    try:
-        tree = etree.fromstring(html.encode(), parser)
-    except etree.XMLSyntaxError:
-        tree = None
-    if tree is None:
-        return ""
-    pieces: list[str] = []
-    hidden = 0
-    for event, element in etree.iterwalk(tree, events=("start", "end")):
-        if element.tag in _BREAKS:
-            pieces.append("\n")
-        if event == "start":
-            hidden += element.tag in _HIDDEN
-        else:
-            hidden -= element.tag in _HIDDEN
-        text = element.text if event == "start" else element.tail
-        if text and not hidden:
-            pieces.append(text)
-    lines = (" ".join(line.split()) for line in "".join(pieces).splitlines())
-    return "\n".join(line for line in lines if line)
+def _visible(html: str, address: str = "", seconds: float = _PARSE_SECONDS) -> str:
+    """Return what a browser shows of a page as Markdown, with absolute links; a process of its own reads the page."""
+    parts, problem = read_parts(html.encode(errors="replace"), "html", seconds, address)
+    if problem is not None:
+        raise ValueError(f"the page cannot be read: {problem}")
+    return "\n".join(part.text for part in parts)
 
 
 def make_http_tool(allowed: Collection[str], limits: HttpLimits | None = None) -> BaseTool:
@@ -388,6 +404,6 @@ def make_http_tool(allowed: Collection[str], limits: HttpLimits | None = None) -
 
     @make_tool(description=description, rest="fetch it again from a later first_character", read_only=True)
     def http_get(url: str, first_character: int = 1) -> str:
-        return fetch(url, allowed, limits, first_character=first_character) or "(there is no more text)"
+        return fetch(url, allowed, limits, first_character=first_character) or "(the page has no text)"
 
     return http_get

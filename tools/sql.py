@@ -1,27 +1,43 @@
-"""Query a SQLite database, read-only, for a model.
+"""Query SQLite, or PostgreSQL, MySQL, MariaDB and DuckDB through SQLAlchemy's URLs, read-only, for a model.
 
-A statement runs in a process of its own, with 64 MiB of memory. The process is killed at the timeout, even inside a
-slow function of SQLite.
+A statement runs in a process of its own, with 64 MiB of memory (512 MiB for other databases than SQLite). The process
+is killed at the timeout, even inside a slow function of SQLite.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
 
 from langchain_core.tools import BaseTool
 
 from lookahead_agent import sandbox
 from lookahead_agent.agents.tool_use import MAX_RESULT_LENGTH, cut, make_tool
+from lookahead_agent.sandbox.sqlite_worker import table
+from lookahead_agent.sandbox.worker import code_blocks
 
 _MEMORY = 64 << 20
 # Characters for the notices about further rows and about a truncated header or row.
 _NOTICES = 300
+_LANGUAGES = ("sql", "sqlite", "sqlite3", "postgresql", "postgres", "mysql", "mariadb", "duckdb")
+_LABEL = re.compile(r"\s*(?:sql|(?:sql[ _]?)?(?:query|statement))\s*:", re.IGNORECASE)
+# Databases besides SQLite by the scheme of their URL, and the schemas whose tables need no prefix.
+_SERVERS = ("postgresql", "postgres", "mysql", "mariadb", "duckdb")
+_DEFAULT_SCHEMAS = ("public", "main")
+_SERVER_MEMORY = 512 << 20
+_MAX_COLUMNS = 5_000
+_PASSED = ("HOME", "PGPASSWORD", "PGPASSFILE", "PGSERVICEFILE", "PGSSLROOTCERT", "PGSSLMODE")
+_URL = re.compile(r"(?P<scheme>file|[A-Za-z][\w+.-]+(?=://)):(?P<rest>.*)", re.DOTALL | re.IGNORECASE)
 _MAX_OUTPUT = 4 << 20
 _REST = "select fewer columns, or parts of them with substr()"
 _MAX_COPY = 256 << 20
@@ -42,7 +58,7 @@ class SqlLimits:
     seconds: float = 5.0
 
 
-def schema(database: Path) -> str:
+def schema(database: str | Path) -> str:
     """Return the tables and views of a database with their columns, one per line, at most 50,000 characters.
 
     Raises:
@@ -51,11 +67,11 @@ def schema(database: Path) -> str:
     return cut(_run_worker(database, None, SqlLimits()), "SELECT name, sql FROM sqlite_master shows the others")
 
 
-def query(database: Path, statement: str, limits: SqlLimits | None = None) -> str:
+def query(database: str | Path, statement: str, limits: SqlLimits | None = None) -> str:
     """Run one SELECT statement.
 
     Args:
-        database: SQLite file.
+        database: SQLite file, or the URL of another database, see `make_sql_tool`.
         statement: SQL, at most 100,000 characters.
         limits: Limits of the statement.
 
@@ -67,27 +83,132 @@ def query(database: Path, statement: str, limits: SqlLimits | None = None) -> st
         ValueError: The statement is invalid, would change something, or takes too much time or memory; or the database
             is missing, locked or damaged. The message says which.
     """
-    return cut(_run_worker(database, statement, limits or SqlLimits()), _REST)
+    return cut(_run_worker(database, _bare(statement), limits or SqlLimits()), _REST)
+
+
+def _bare(statement: str) -> str:
+    """Return a statement without the Markdown fence or the label that models write around it."""
+    if statement.lstrip().startswith("`") or "```" in statement:
+        statement = next(iter(code_blocks(statement, _LANGUAGES)), statement)
+    return _LABEL.sub("", statement)
+
+
+def database_path(address: str | Path) -> Path:
+    """Return the file of a path, of a URL such as sqlite:///shop.db, or of SQLite's own URI, file:shop.db?mode=ro.
+
+    Raises:
+        ValueError: It is a URL of another kind, or names no file.
+    """
+    text = str(address)
+    if (found := _URL.match(text)) is None:
+        return Path(text).expanduser()
+    scheme, rest = found["scheme"].lower(), found["rest"]
+    if scheme == "file" or re.fullmatch(r"sqlite3?(\+\w+)?", scheme):
+        # SQLAlchemy's URLs have three slashes before a relative path, and may hold a URI.
+        name = rest.removeprefix("///") if scheme != "file" else re.sub(r"^//(localhost)?(?=/)", "", rest)
+        name = re.split("[?#]", name.removeprefix("file:"))[0]
+        if scheme == "file" or "file:" in rest:
+            name = unquote(name)
+        if not name or name == ":memory:" or (scheme != "file" and not rest.startswith("///")):
+            raise ValueError("this URL names no file of a SQLite database: write sqlite:///shop.db or shop.db")
+        return Path(name).expanduser()
+    raise ValueError(
+        f"{scheme}: is no known database: SQLite, {', '.join(_SERVERS)} are read. Name another one by a tool of "
+        "your own (module:tool) or of an MCP server"
+    )
+
+
+def _is_server(address: str | Path) -> bool:
+    """Whether an address is the URL of another database than SQLite."""
+    return isinstance(address, str) and re.match(rf"(?:{'|'.join(_SERVERS)})(?:\+\w+)?://", address) is not None
+
+
+def _ask_server(url: str, statement: str | None, limits: SqlLimits) -> str:
+    """Run a statement on another database; without a statement, describe its tables."""
+    rows = limits.rows if statement is not None else _MAX_COLUMNS
+    request = {
+        "url": re.sub(r"^postgres(?=[:+])", "postgresql", url),
+        "statement": statement,
+        "rows": rows,
+        "seconds": limits.seconds,
+        "start": _START_SECONDS,
+        "memory": _SERVER_MEMORY,
+        "size": _MAX_OUTPUT // 4,
+    }
+    shown = re.sub(r"(://[^/@:]*):[^@]*@", r"\1:***@", url)
+    try:
+        finished = sandbox.run_child(
+            [sys.executable, "-I", "-c", sandbox.program_text("database_worker")],
+            json.dumps(request).encode(),
+            seconds=limits.seconds + 2 * _START_SECONDS,
+            output=_MAX_OUTPUT,
+            results=True,
+            # For ~/.pgpass, ~/.my.cnf and PGPASSWORD, so that the URL needs no password.
+            environment={"PATH": "", **{key: value for key, value in os.environ.items() if key in _PASSED}},
+        )
+    except OSError as error:
+        raise ValueError(f"the database cannot be asked now: {error.strerror}") from error
+    if finished.stopped == "time" or finished.status == -signal.SIGALRM:
+        raise ValueError(f"the statement took more than {limits.seconds:g} s")
+    match next(finished.json_lines(), None):
+        case {"problem": str(problem)}:
+            password = re.search(r"://[^/@:]*:([^@]*)@", url)
+            problem = problem.replace(password[1], "***") if password and password[1] else problem
+            at = "" if statement is not None else f"{shown} cannot be opened (a SQLite database is named by its file): "
+            raise ValueError(f"{at}{problem}")
+        case {"columns": [*_], "rows": [*found]} if statement is None:
+            return _described(found)
+        case {"columns": [*names], "rows": [*found]}:
+            return table(
+                [str(name) for name in names], found, {"rows": rows, "characters": MAX_RESULT_LENGTH - _NOTICES}
+            )
+    raise ValueError("the statement used more than it may and was stopped")
+
+
+def _described(columns: Sequence[Sequence[Any]]) -> str:
+    """Return a line for each table, from rows of schema, table, column and type."""
+    tables: dict[str, list[str]] = {}
+    for place, name, column, kind in columns:
+        key = _quoted(name) if place in _DEFAULT_SCHEMAS else f"{_quoted(place)}.{_quoted(name)}"
+        short = str(kind).split("(")[0].upper()
+        tables.setdefault(key, []).append(_quoted(column) + (f" {short}" if "CHAR" not in short else ""))
+    return "\n".join(f"{name}({', '.join(found)})" for name, found in tables.items())
+
+
+def _quoted(name: object) -> str:
+    text = str(name)
+    return text if re.fullmatch(r"[a-z_][a-z0-9_]*", text) else '"' + text.replace('"', '""') + '"'
 
 
 def make_sql_tool(database: str | Path, limits: SqlLimits | None = None) -> BaseTool:
     """Create a tool for one database, whose description shows the model its tables.
 
+    Args:
+        database: A SQLite file, or its URL, see `database_path`; or SQLAlchemy's URL of PostgreSQL, MySQL, MariaDB or
+            DuckDB. A transaction for reading only runs the statement. Use a role that may read only, too: on a server,
+            a function may write outside of the transaction.
+        limits: Limits of each statement.
+
     Raises:
         ValueError: The database does not exist, or cannot be read now.
     """
-    path = Path(database)
-    description = f"Ask the SQLite database with one SELECT statement. Its tables:\n{schema(path)}"
+    source = database if _is_server(database) else database_path(database)
+    kind = str(database).split(":")[0].split("+")[0] if _is_server(database) else "SQLite"
+    description = f"Ask the {kind} database with one SELECT statement. Its tables:\n{schema(source)}"
 
     @make_tool(description=description, rest=_REST, read_only=True)
     def sql(statement: str) -> str:
-        return query(path, statement, limits)
+        return query(source, statement, limits)
 
     return sql
 
 
-def _run_worker(database: Path, statement: str | None, limits: SqlLimits) -> str:
+def _run_worker(database: str | Path, statement: str | None, limits: SqlLimits) -> str:
     """Run a statement in a worker process: this process never opens the file."""
+    if isinstance(database, str):
+        if _is_server(database):
+            return _ask_server(database, statement, limits)
+        database = database_path(database)
     try:
         path = database.resolve()
         exists = path.is_file()

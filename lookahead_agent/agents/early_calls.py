@@ -15,7 +15,7 @@ from langchain_core.tools import BaseTool
 from langgraph.errors import GraphBubbleUp
 
 from lookahead_agent.agents.planning import PlanMiddleware
-from lookahead_agent.agents.plans import parse_plan, plan_call
+from lookahead_agent.agents.plans import parse_plan, plan_call, results_of
 from lookahead_agent.agents.prompts import lookahead_settings
 from lookahead_agent.agents.tool_results import ToolResultMiddleware
 from lookahead_agent.agents.tool_use import contained, error_text, is_read_only
@@ -132,6 +132,7 @@ class _PlanCalls:
     def __init__(self, middleware: EarlyCallMiddleware, model_call: ModelCall) -> None:
         assert model_call.plan is not None
         self._middleware = middleware
+        self._earlier, self._known = model_call.earlier, results_of(model_call.earlier)
         self._plan, self._request = model_call.plan, (request := model_call.request)
         self.prompt = [*([request.system_message] if request.system_message is not None else []), *request.messages]
         exact = bool(lookahead_settings(request.model, node="planner"))
@@ -165,8 +166,12 @@ class _PlanCalls:
         """Return the calls that can start now, each once; the last line of an incomplete reply may go on."""
         with self._lock:
             text = str(self._reply.text)
-            lines = parse_plan(text if complete else text[: text.rfind("\n") + 1], self._middleware.by_name)
+            lines = parse_plan(
+                text if complete else text[: text.rfind("\n") + 1], self._middleware.by_name, len(self._known)
+            )
             results = {number: message.text for number, message in self._results.items() if message.status != "error"}
+            if lines and lines[0].number > 1:
+                results |= {number: message.text for number, (_, message) in enumerate(self._known, 1)}
             requests: list[ToolCallRequest] = []
             for line in lines:
                 tool = self._middleware.early.get(line.tool or "")
@@ -178,6 +183,8 @@ class _PlanCalls:
                     continue  # the result of a line that is not yet written, or an amount of money
                 if (arguments := line.filled(results)) is not None:
                     call = plan_call(self._plan, line.number, tool.name, arguments)
+                    if self._middleware.repeated_results(self._earlier, [call]):
+                        continue
                     self._calls[line.number] = call
                     request = ToolCallRequest(call, tool, self._request.state, self._request.runtime)  # type: ignore[arg-type]
                     requests.append(request)

@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, asynccontextmanager, closing, contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from langchain_core.tools import BaseTool, ToolException
 from langchain_core.utils.function_calling import convert_to_openai_tool
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
+from lookahead_agent.agents.mcp_files import McpServer as McpServer
+from lookahead_agent.agents.mcp_files import read_servers as read_servers
 from lookahead_agent.agents.tool_schemas import check_tool_schema, misfit
 from lookahead_agent.agents.tool_use import cut
 from lookahead_agent.errors import ConfigurationError, extra_imports, validation_message
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A default has no further variable in it, so that a text of many "${" is read in linear time.
-_VARIABLE = re.compile(r"\$\{(\w+)(?::-((?:(?!\$\{)[^}])*))?\}")
 _START_TIMEOUT = 30.0  # Seconds for a server to start and to list its tools
 _TIMEOUT = 120.0  # Seconds for a call
 _REST = "ask for less at once"
@@ -43,58 +41,6 @@ _MAX_TOOLS = 1_000  # Of one server
 _MAX_PAGES = 100
 _MAX_NAME_LENGTH = 128  # As MCP has it
 _MAX_DESCRIPTION_LENGTH = 10_000
-
-
-class McpServer(BaseModel):
-    """An entry of `mcpServers`: a program that serves over its standard streams, or a URL."""
-
-    command: str | None = None
-    args: list[str] = Field(default_factory=list)
-    env: dict[str, str] = Field(default_factory=dict)  # besides the variables that every program needs
-    cwd: str | None = None  # working directory
-    url: str | None = None  # of a running server
-    type: Literal["stdio", "http", "streamable-http", "streamable_http", "sse"] | None = None
-    headers: dict[str, str] = Field(default_factory=dict)  # of requests to the URL
-
-
-class _McpFile(BaseModel):
-    mcpServers: dict[str, McpServer]
-
-
-def read_servers(file: Path) -> dict[str, McpServer]:
-    """Read the servers of an `mcpServers` file by name, with `${NAME}` and `${NAME:-default}` from the environment.
-
-    Raises:
-        ConfigurationError: The file does not exist or is invalid, a variable is not set, or a server has neither a
-            command nor a URL, or both.
-    """
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        servers = _McpFile.model_validate(_expanded(content)).mcpServers
-    except OSError as error:
-        raise ConfigurationError(f"{file} cannot be read: {error.strerror}") from None
-    except ValidationError as error:
-        raise ConfigurationError(f"{file.name}: {validation_message(error)}") from None
-    except (ValueError, RecursionError) as error:  # invalid JSON or UTF-8, or a variable that is not set
-        raise ConfigurationError(f"{file.name}: {error}") from None
-    for name, server in servers.items():
-        if (server.command is None) == (server.url is None):
-            raise ConfigurationError(f"{file.name}: the server {name!r} needs either a command or a url")
-    return servers
-
-
-def _expanded(value: Any) -> Any:
-    if isinstance(value, str):
-        return _VARIABLE.sub(_variable, value)
-    if isinstance(value, list):
-        return [_expanded(part) for part in value]
-    return {key: _expanded(part) for key, part in value.items()} if isinstance(value, dict) else value
-
-
-def _variable(match: re.Match[str]) -> str:
-    if (text := os.environ.get(match[1], match[2])) is None:
-        raise ValueError(f"the environment variable {match[1]} is not set")
-    return text
 
 
 @contextmanager
@@ -105,15 +51,16 @@ def open_mcp_tools(
 
     Yields the tools, each with its server's name; their metadata are MCP's annotations, such as `readOnlyHint`. The
     tools work in `invoke`, and in `ainvoke` of any event loop. A call to a server that has exited returns an error.
+    A warning names each tool that cannot be used, which is left out.
 
     Args:
         servers: The servers by name.
         start_seconds: Timeout for a server to start, and again to list its tools; None: 30.
-        seconds: Timeout of a call; None: 120.
+        seconds: Timeout of a call to a server without its own; None: 120.
 
     Raises:
         MissingExtraError: `mcp` is not installed.
-        ConfigurationError: A server does not start, does not answer in time, or has a tool that cannot be used.
+        ConfigurationError: A server does not start, or does not answer in time.
     """
     starting = _START_TIMEOUT if start_seconds is None else start_seconds
     calling = _TIMEOUT if seconds is None else seconds
@@ -121,7 +68,7 @@ def open_mcp_tools(
         from anyio.from_thread import start_blocking_portal
         from mcp.client.client import Client
 
-        from lookahead_agent.agents.mcp_transports import Program
+        from lookahead_agent.agents.mcp_transports import Program, leave_out
     # `closing` hides the caller's exception from the stack: task groups would wrap it.
     with closing(ExitStack()) as stack:
         tools: list[tuple[str, BaseTool]] = []
@@ -132,7 +79,9 @@ def open_mcp_tools(
             if server.command is not None:
                 program = Program([server.command, *server.args], server.env, server.cwd)
             try:
-                connection = portal.wrap_async_context_manager(_connect(Client, server, program, starting, calling))
+                connection = portal.wrap_async_context_manager(
+                    _connect(Client, name, server, program, starting, calling)
+                )
                 client = connection.__enter__()
                 stack.callback(_close, connection, name)
                 listed = portal.call(_list_tools, client, starting)
@@ -144,18 +93,27 @@ def open_mcp_tools(
                 raise ConfigurationError(
                     f"the MCP server {name!r} does not work: {_problem(error, program)}"
                 ) from error
-            tools += [(name, _as_langchain_tool(portal, client, program, name, tool)) for tool in listed]
+            for tool in listed:
+                try:
+                    tools.append((name, _as_langchain_tool(portal, client, program, name, tool)))
+                except ValueError as error:
+                    leave_out(name, tool.name, str(error))
         yield tools
 
 
 @asynccontextmanager
 async def _connect(
-    client: type[Client], server: McpServer, program: Program | None, start_seconds: float, seconds: float
+    client: type[Client],
+    name: str,
+    server: McpServer,
+    program: Program | None,
+    start_seconds: float,
+    seconds: float,
 ) -> AsyncIterator[Client]:
     from mcp.client.sse import sse_client
     from mcp.client.streamable_http import streamable_http_client
 
-    from lookahead_agent.agents.mcp_transports import MAX_MESSAGE, create_http_client
+    from lookahead_agent.agents.mcp_transports import MAX_MESSAGE, create_http_client, without_odd_tools
 
     async with AsyncExitStack() as stack:
         transport: Any
@@ -167,7 +125,8 @@ async def _connect(
             http = await stack.enter_async_context(create_http_client(headers=server.headers))
             transport = streamable_http_client(server.url or "", http_client=http, max_sse_event_size=MAX_MESSAGE)
         async with asyncio.timeout(start_seconds):
-            connection = await stack.enter_async_context(client(transport, read_timeout_seconds=seconds, cache=None))
+            own = client(without_odd_tools(transport, name), read_timeout_seconds=server.timeout or seconds, cache=None)
+            connection = await stack.enter_async_context(own)
         yield connection
 
 
@@ -236,9 +195,10 @@ def _as_langchain_tool(
             raise ToolException(f"{_explain_failure(error, server)}{limit}") from error
         if isinstance(result, InputRequiredResult):
             raise ToolException(f"the MCP server {server!r} asks for input, which calls from here cannot give")
-        text = "\n".join(map(_text, result.content))
-        if not text and result.structured_content is not None:
-            text = json.dumps(result.structured_content, ensure_ascii=False)
+        texts = [*map(_text, result.content)]
+        if result.structured_content is not None and not _has_data(texts, result.structured_content):
+            texts.append(json.dumps(result.structured_content, ensure_ascii=False))
+        text = "\n".join(texts)
         if result.is_error:
             raise ToolException(cut(text, _REST) or "the tool failed and did not say why")
         problem = misfit(result.structured_content, tool.output_schema)
@@ -252,9 +212,8 @@ def _as_langchain_tool(
         except RuntimeError:
             raise ToolException(f"the connection to the MCP server {server!r} is closed") from None
 
-    invalid = f"the MCP server {server!r} has an invalid tool {tool.name[:100]!r}"
     if not 0 < len(tool.name) <= _MAX_NAME_LENGTH:
-        raise ConfigurationError(f"{invalid}: a name has 1 to {_MAX_NAME_LENGTH} characters")
+        raise ValueError(f"a name has 1 to {_MAX_NAME_LENGTH} characters")
     description = "".join(
         char if char.isprintable() or char == "\n" else " " for char in tool.description or tool.title or tool.name
     )
@@ -269,7 +228,7 @@ def _as_langchain_tool(
         )
         convert_to_openai_tool(created)
     except Exception as error:  # LangChain resolves fewer references than JSON has
-        raise ConfigurationError(f"{invalid}: {_problem(error).removeprefix('Value error, ')[:300]}") from error
+        raise ValueError(_problem(error).removeprefix("Value error, ")[:300]) from error
     return created
 
 
@@ -293,6 +252,21 @@ def _explain_failure(error: Exception, server: str) -> str:
     if isinstance(error, MCPError) and error.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT):
         return f"the MCP server {server!r} gave no result, and may have carried out the call: {_problem(error)}"
     return f"the MCP server {server!r} did not carry out the call: {_problem(error)}"
+
+
+def _has_data(texts: list[str], data: Any) -> bool:
+    """Whether the parts of a result have its structured content too, as MCP asks of servers."""
+    # Servers wrap what is no object: `{"result": [1, 2]}`.
+    wrapped = data["result"] if isinstance(data, dict) and data.keys() == {"result"} else data
+    parts = [_json_or_text(text) for text in texts]
+    return any(part in (parts, texts, *parts, *texts) for part in (data, wrapped)) if texts else False
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _text(block: Any) -> str:

@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 import httpx2
@@ -16,7 +16,9 @@ from mcp.client.stdio import get_default_environment
 from mcp.os.posix.utilities import terminate_posix_process_tree
 from mcp.shared._httpx_utils import create_mcp_http_client
 from mcp.shared.message import SessionMessage
-from mcp.types import PARSE_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
+from mcp.types import PARSE_ERROR, ErrorData, JSONRPCError, JSONRPCResponse, jsonrpc_message_adapter
+from mcp_types.methods import validate_server_result
+from mcp_types.version import LATEST_HANDSHAKE_VERSION
 from pydantic import ValidationError
 
 from lookahead_agent.errors import validation_message
@@ -145,6 +147,90 @@ async def _wait(process: Process) -> None:
             await anyio.sleep(0.01)
 
 
+class _ListedTools:
+    """A stream of messages in which lists of tools have only tools that MCP's client can read.
+
+    It would refuse a whole list for one tool.
+    """
+
+    def __init__(self, messages: Any, server: str) -> None:
+        self._messages, self._server = messages, server
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._messages, name)
+
+    async def receive(self) -> SessionMessage | Exception:
+        message: SessionMessage | Exception = await self._messages.receive()
+        if isinstance(message, SessionMessage) and isinstance(answer := message.message, JSONRPCResponse):
+            tools = answer.result.get("tools")
+            if isinstance(tools, list):
+                answer.result["tools"] = [tool for tool in map(self._read, tools) if tool is not None]
+        return message
+
+    def _read(self, tool: Any) -> dict[str, Any] | None:
+        if not isinstance(tool, dict):
+            leave_out(self._server, str(tool), "it is no object")
+            return None
+        try:
+            json.dumps(tool, ensure_ascii=False).encode()
+            readable = tool | {"inputSchema": _object_schema(tool.get("inputSchema"))}
+            # Only results of another kind, which are not compared with their schema, have another type.
+            if not _is_of_object(readable.get("outputSchema")):
+                del readable["outputSchema"]
+            validate_server_result("tools/list", LATEST_HANDSHAKE_VERSION, {"tools": [readable]})
+        except UnicodeEncodeError:
+            problem = "it has a lone surrogate, which no message can carry"
+        except ValidationError as error:
+            problem = validation_message(error)
+        except Exception as error:  # too many levels are one of several errors
+            problem = str(error)
+        else:
+            return readable
+        leave_out(self._server, str(tool.get("name")), problem)
+        return None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        try:
+            return await self.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
+
+    async def __aenter__(self) -> Self:
+        await self._messages.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> Any:
+        return await self._messages.__aexit__(*error)
+
+
+def _object_schema(schema: Any) -> Any:
+    """Return the schema of a tool's arguments; servers leave out its type, write nulls, or have no schema."""
+    if schema is None or schema is True:
+        return {"type": "object"}
+    if not isinstance(schema, dict):
+        return schema
+    return {"type": "object", **{key: value for key, value in schema.items() if value is not None}}
+
+
+def _is_of_object(schema: Any) -> bool:
+    return schema is None or (isinstance(schema, dict) and schema.get("type") == "object")
+
+
+@asynccontextmanager
+async def without_odd_tools(transport: Any, server: str) -> AsyncIterator[TransportStreams]:
+    """Open a transport to a server, and leave out of its lists the tools that cannot be read."""
+    async with transport as (incoming, outgoing):
+        yield _ListedTools(incoming, server), outgoing
+
+
+def leave_out(server: str, tool: str, problem: str) -> None:
+    """Warn that a server's tool is left out."""
+    logger.warning("the MCP server %r: its tool %r is left out: %s", server, tool[:100], problem[:500])
+
+
 def _parse(line: bytes) -> SessionMessage | Exception:
     """Parse a message. An unreadable answer becomes an error answer, so that its request ends at once."""
     try:
@@ -157,6 +243,8 @@ def _parse(line: bytes) -> SessionMessage | Exception:
         return problem  # no message at all, such as a line of a log
     if not isinstance(message, Mapping) or "method" in message or not isinstance(message.get("id"), (int, str)):
         return problem
+    if isinstance(result := message.get("result"), Mapping) and isinstance(result.get("tools"), list):
+        return SessionMessage(JSONRPCResponse(jsonrpc="2.0", id=message["id"], result=result))
     reason = validation_message(problem) if isinstance(problem, ValidationError) else str(problem)
     answer = ErrorData(code=PARSE_ERROR, message=f"its answer is no message of MCP: {reason}"[:500])
     return SessionMessage(JSONRPCError(jsonrpc="2.0", id=message["id"], error=answer))

@@ -22,18 +22,25 @@ from langchain_core.tools import BaseTool
 from lookahead_agent.agents.plans import (
     EXECUTED,
     MARKER,
+    SHOWN_LENGTH,
     Conversation,
     PlanLine,
     PlanRun,
     exact_results,
     plan_call,
     plan_form,
+    results_of,
+    shorten,
+    shown_plans,
 )
-from lookahead_agent.agents.prompts import OF_RUN, REPEATED, describe_tools, lookahead_settings, warm
+from lookahead_agent.agents.prompts import OF_RUN, REPEATED, describe_tools, format_call, lookahead_settings, warm
 from lookahead_agent.agents.run_record import ToolResult, messages_of_run, with_question
-from lookahead_agent.agents.tool_results import FitContextMiddleware
+from lookahead_agent.agents.tool_results import FitContextMiddleware, own_words
 from lookahead_agent.agents.tool_use import cut, is_read_only
 from lookahead_agent.agents.turns import RETRIES, ModelCall, Turn, TurnMiddleware
+
+NAMED_LENGTH = 4 * SHOWN_LENGTH  # Longest error, and longest result that a line references, in an executor's prompt
+REPLAN_LENGTH = 2 * SHOWN_LENGTH  # Longest result where the planner plans again
 
 PLAN_NOW = """Now write "Plan:" and the numbered calls, in this form and nothing else:
 
@@ -42,23 +49,26 @@ Plan:
 
 REPLANNER = """{question}
 
-An earlier plan did not work. What was tried:
+An earlier plan did not work. These are its results, and what failed:
 
 {results}
 
-Write another plan for what is still missing."""
+Write another plan for what is still missing.{numbering}"""
+
+NUMBERING = " Number its calls from {next} on: {known} for the results above, which need no further call."
 
 EXECUTOR = """You carry out one line of a plan by one tool call. Put in values from the question and the results."""
 
-REPEATED_CALL = "this call has failed before: it is not made again"
-
+# The failed call and its error are last: behind long results, a small model forgets what the line is about.
 RETRY_TASK = """Question: {question}
 
 Results so far:
 
 {results}
 
-A call of {tool} failed:
+Line {number} of the plan: {line}
+
+A call for this line failed: {call}
 
 {error}
 
@@ -127,9 +137,11 @@ class PlanMiddleware(TurnMiddleware):
             replan = len(conversation.plans) < self._max_plans and run is not None and run.failed
             if run is None or (replan and not ready and line is None):
                 model_request, number = self._planner_request(request, conversation), len(conversation.plans) + 1
-                plan, *early = (yield ModelCall(model_request, plan=number)).result
+                plan, *early = (yield ModelCall(model_request, plan=number, earlier=conversation.plans)).result
                 if MARKER not in plan.text:
-                    plan_now = ModelCall(self._missing_plan_request(model_request, plan), plan=number)
+                    plan_now = ModelCall(
+                        self._missing_plan_request(model_request, plan), plan=number, earlier=conversation.plans
+                    )
                     plan, *early = _joined(plan, (yield plan_now).result)
                 messages += [_named(plan, "planner"), *early]
                 exact |= exact_results(early)
@@ -139,7 +151,8 @@ class PlanMiddleware(TurnMiddleware):
             if ready:
                 calls = [plan_call(len(conversation.plans), number, name, args) for number, name, args in ready]
                 messages = _with_calls(messages, calls)
-                if not (repeated := self._repeated_results(conversation, calls)):
+                repeated = self.repeated_results(conversation.plans[:-1], calls, run)
+                if not repeated:
                     return ModelResponse(result=messages)
                 messages += repeated
                 exact |= exact_results(repeated)
@@ -154,17 +167,18 @@ class PlanMiddleware(TurnMiddleware):
                     continue
                 planned = plan_call(len(conversation.plans), line.number, call["name"], call["args"])
                 messages.append(_named(reply, "executor", [planned]))
-                earlier = [(before["name"], before["args"]) for before, _ in run.attempts.get(line.number, ())]
-                if earlier[-1:] == [(call["name"], call["args"])]:
-                    messages.append(_result(planned, REPEATED_CALL, "error", {REPEATED: True}))
+                earlier = [result for before, result in run.attempts.get(line.number, ()) if _is_same(before, call)]
+                if earlier:
+                    messages.append(_result(planned, earlier[-1].text, "error", {REPEATED: True}))
                     continue
-                if repeated := self._repeated_results(conversation, [planned]):
+                if repeated := self.repeated_results(conversation.plans[:-1], [planned], run):
                     messages += repeated
                     exact |= exact_results(repeated)
                     continue
                 return ModelResponse(result=messages)
-            shown = "\n\n".join(run.shown() for run in conversation.plans)
-            task = HumanMessage(FINISHER_TASK.format(question=conversation.question, results=shown))
+            task = HumanMessage(
+                FINISHER_TASK.format(question=conversation.question, results=shown_plans(conversation.plans))
+            )
             model_request = _node_request(request, "finisher", self._finisher, [*conversation.before, task])
             answer, *_ = (yield ModelCall(model_request)).result
             history = [*conversation.before, HumanMessage(conversation.question), AIMessage(answer.text)]
@@ -194,16 +208,25 @@ class PlanMiddleware(TurnMiddleware):
         for node, system in (("planner", self._planner), ("finisher", self._finisher)):
             warm(llm, [_system_message(system_message, system), *conversation], node=node)
 
-    def _repeated_results(self, conversation: Conversation, calls: Sequence[ToolCall]) -> list[BaseMessage]:
-        """Return results of calls that an earlier plan of the question made, unless they only read."""
-        made = [entry for run in conversation.plans[:-1] for attempts in run.attempts.values() for entry in attempts]
+    def repeated_results(
+        self, earlier: Sequence[PlanRun], calls: Sequence[ToolCall], now: PlanRun | None = None
+    ) -> list[BaseMessage]:
+        """Return results of calls that earlier plans of the question made, so that they are not made again.
+
+        A call of a tool that only reads is made again if another tool may have changed what it reads.
+        """
+        made = [entry for run in earlier for attempts in run.attempts.values() for entry in attempts]
+        since = [entry for attempts in now.attempts.values() for entry in attempts] if now is not None else []
+        has_written = not all(self._only_reads(call) for call, _ in (*made, *since))
         results: list[BaseMessage] = []
         for call in calls:
-            same = [result for other, result in made if (other["name"], other["args"]) == (call["name"], call["args"])]
-            if same and not ((tool := self.by_name.get(call["name"])) is not None and is_read_only(tool)):
-                text = same[-1].text if same[-1].status != "error" else REPEATED_CALL
-                results.append(_result(call, text, same[-1].status, {}))
+            same = [result for other, result in made if _is_same(other, call)]
+            if same and not (has_written and self._only_reads(call)):
+                results.append(_result(call, same[-1].text, same[-1].status, {}))
         return results
+
+    def _only_reads(self, call: ToolCall) -> bool:
+        return (tool := self.by_name.get(call["name"])) is not None and is_read_only(tool)
 
     def _waits(self, line: PlanLine, run: PlanRun) -> bool:
         """Whether a line lacks a result that it references, or must not run before an earlier line."""
@@ -242,8 +265,11 @@ class PlanMiddleware(TurnMiddleware):
     def _planner_request(self, request: ModelRequest[Any], conversation: Conversation) -> ModelRequest[Any]:
         task = conversation.question
         if conversation.plans:
-            shown = "\n\n".join(run.shown() for run in conversation.plans)
-            task = REPLANNER.format(question=task, results=shown)
+            count = len(results_of(conversation.plans))
+            known = "$1 stands" if count == 1 else f"$1 to ${count} stand"
+            numbering = NUMBERING.format(next=count + 1, known=known) if count else ""
+            shown = shown_plans(conversation.plans, REPLAN_LENGTH)
+            task = REPLANNER.format(question=task, results=shown, numbering=numbering)
         return _node_request(request, "planner", self._planner, [*conversation.before, HumanMessage(task)], (MARKER,))
 
     def _missing_plan_request(self, request: ModelRequest[Any], thoughts: BaseMessage) -> ModelRequest[Any]:
@@ -257,13 +283,21 @@ class PlanMiddleware(TurnMiddleware):
     def _executor_request(
         self, request: ModelRequest[Any], conversation: Conversation, run: PlanRun, line: PlanLine
     ) -> ModelRequest[Any]:
-        parts = {"question": conversation.question, "results": run.shown(without=line)}
-        if attempts := run.attempts.get(line.number):
-            # The failed call is left out: a small model would copy it.
+        attempts = run.attempts.get(line.number, ())
+        shown = run.shown(line, SHOWN_LENGTH, SHOWN_LENGTH if attempts else NAMED_LENGTH)
+        # A plan that is not numbered after earlier results references none of them, but a call may need them.
+        earlier = [] if run.known else conversation.plans[:-1]
+        before = shown_plans(earlier, SHOWN_LENGTH, without=run.words(line)) if earlier else ""
+        parts = {"question": conversation.question, "line": line.without_references()}
+        results = "\n\n".join(filter(None, [before.removesuffix("none"), shown])) or "none"
+        if attempts:
             failed, result = attempts[-1]
-            task = RETRY_TASK.format(**parts, tool=failed["name"], error=result.text)
+            words, explanation = own_words(result.text)
+            error = shorten(words, NAMED_LENGTH) + explanation
+            call = format_call(failed["name"], failed["args"])
+            task = RETRY_TASK.format(**parts, results=results, number=line.number, call=call, error=error)
         else:
-            task = EXECUTOR_TASK.format(**parts, line=line.without_references())
+            task = EXECUTOR_TASK.format(**parts, results=results)
         tools: list[BaseTool | dict[str, Any]] = [*self.by_name.values()]
         if line.tool is not None and run.tries(line) < 2:
             tools = [self.by_name[line.tool]]
@@ -289,6 +323,10 @@ def with_run(request: ModelRequest[Any]) -> ModelRequest[Any]:
         FitContextMiddleware(request.model).apply(fitted, count_tokens=count_tokens_approximately)
         results |= {message.id: message for message in fitted if message.id in results}
     return request.override(messages=[*others, question, *(results.get(message.id, message) for message in run[1:])])
+
+
+def _is_same(call: ToolCall, other: ToolCall) -> bool:
+    return (call["name"], call["args"]) == (other["name"], other["args"])
 
 
 def _with_note(request: ToolCallRequest, result: ToolResult) -> ToolResult:

@@ -18,8 +18,10 @@ from lookahead_agent.agents.prompts import (
     is_question,
     since_last_question,
 )
+from lookahead_agent.agents.tool_results import own_words
 from lookahead_agent.agents.turns import RETRIES
 from lookahead_agent.agents.written_calls import (
+    Gap,
     Parameters,
     map_references,
     map_texts,
@@ -31,11 +33,25 @@ from lookahead_agent.agents.written_calls import (
 MARKER = "Plan:"  # Ends the thoughts and begins the plan; after it only the target writes
 MAX_VALUE_LENGTH = 500  # Maximum length of a result inside a longer argument
 
+SHOWN_LENGTH = 1_000  # Longest earlier result where a call is written, in characters
+
 _ITEM = re.compile(r"^[ \t>*#-]*(\d{1,4})[.):][ \t]+", re.MULTILINE)
 _BEFORE_NAME = r"[`*\s]*(?:[A-Za-z_]\w*\s*=\s*|\$\d+\s*=\s*)?"
 # Ends a line's call: nothing more, a comment, or further lines that do not continue the call.
 _AFTER_CALL = re.compile(r"[`*]*[.;,]?[`*]*[ \t]*(?:#[^\n]*)?(?:\s*\Z|\s*\n\s*[^\W\d_]|\s*\n\s*`)")
 _PLACEHOLDER = re.compile(r"(?:\.{3}|…|\$\d+(?=\s*(?:\.{3}|…))|\s)*(?:\.{3}|…)(?:\.{3}|…|\s)*")
+# The beginning of a block under a call: code or a text in a fence.
+_OPENING = re.compile(
+    r"[`*]*[.;,:]?[`*]*[ \t]*(?:#[^\n]*)?\n(?:[ \t]*\n)*"
+    r"(?P<indent>[ \t]*)(?P<fence>`{3,}|~{3,})[ \t]*(?P<language>[^`\n]*)(?=\n)"
+)
+_CLOSING = re.compile(r"\n[ \t]*(`{3,}|~{3,})[ \t]*(?=\n|\Z)")
+_FENCE = re.compile(r"^[ \t]*(?:`{3,}|~{3,})", re.MULTILINE)
+_AFTER_BLOCK = re.compile(r"\s*\Z|\s*\n\s*[^\W\d_]")  # nothing more, or a text that begins no other block
+CODE = frozenset({"code", "script", "program", "snippet", "source_code", "sql", "statement"})
+"""Names of arguments for which the form of a plan has a block."""
+
+_ANY_NUMBER = 10_000  # of a line that may refer to any result
 _GAP = re.compile(r"(?:\.{3}|…|<[^<>]*>|\$\d+(?=\s*(?:\.{3}|…))|\s)*(?:\.{3}|…|<[^<>]*>)\s*")
 # The notice at the end of a truncated result; see `truncation_notice`.
 _TRUNCATED = re.compile(r"\n… \(cut: [\d,]+ of [\d,]+ characters; [^\n]*\)\s*\Z")
@@ -69,16 +85,16 @@ class PlanLine:
         return references(self.text if self.arguments is None else self.arguments)
 
     def without_references(self) -> str:
-        """Return the text with "..." in place of references, which a model would copy into a call."""
+        """Return the text with `<result 1>` in place of `$1`, which a model would copy into a call."""
         named = self.references
-        return map_references(self.text, lambda number, text: "..." if number in named else text)
+        return map_references(self.text, lambda number, text: f"<result {number}>" if number in named else text)
 
     def without_later_references(self, count: int) -> Self:
         """Return the line, without arguments if it references its own or a later one of `count` lines."""
         later = self._numbers & {*range(self.number, count + 1)}
         if not later or self.empty:
             return self
-        text = map_references(self.text, lambda number, text: "..." if number in later else text)
+        text = map_references(self.text, lambda number, text: "<unknown>" if number in later else text)
         return replace(self, text=text, arguments=None)
 
     def filled(self, results: Mapping[int, str]) -> dict[str, Any] | None:
@@ -136,51 +152,112 @@ def is_value(result: str) -> bool:
 
 
 def plan_form(tools: Sequence[BaseTool]) -> str:
-    """Return at most two lines of a plan with placeholder arguments, which show a model the form."""
+    """Return at most two calls of a plan with placeholder arguments, which show a model the form.
+
+    A call of a tool that takes code has it in a block.
+    """
     # A small model copies every line of the form, and would write unwanted files.
     first = next((tool for tool in tools if (tool.metadata or {}).get("readOnlyHint")), tools[0])
     others = [tool for tool in tools if tool is not first]
+    with_code = [tool for tool in others if _code_argument(Parameters.of(tool))]
+    second = with_code[:1] if with_code and not _code_argument(Parameters.of(first)) else others[-1:]
     lines = []
-    for number, tool in enumerate([first, *others[-1:]], 1):
-        parameters = Parameters.of(tool)
-        text = '"..."' if tool is first else '"... $1 ..."'
-        given = [f"{name}={text if parameters.is_text(name) else '...'}" for name in parameters.required]
-        lines.append(f"{number}. {tool.name}({', '.join(given)})")
+    for number, tool in enumerate([first, *second], 1):
+        parameters, earlier = Parameters.of(tool), "" if tool is first else " with $1"
+        code = _code_argument(parameters)
+        given = []
+        for name in parameters.required:
+            if name != code:
+                quote = '"' if parameters.is_text(name) else ""
+                given.append(f"{name}={quote}<{name}{earlier}>{quote}")
+        block = f"\n```\n<{code}{earlier}>\n```" if code else ""
+        lines.append(f"{number}. {tool.name}({', '.join(given)}){block}")
     return "\n".join(lines)
 
 
-def parse_plan(text: str, tools: Mapping[str, BaseTool]) -> list[PlanLine]:
-    """Parse the numbered lines after a reply's first marker, without copied lines of the form; `tools` are by name."""
+def _code_argument(parameters: Parameters) -> str | None:
+    names = [name for name in parameters.required if name in CODE and parameters.is_text(name)]
+    return names[0] if len(names) == 1 else None
+
+
+def parse_plan(text: str, tools: Mapping[str, BaseTool], known: int = 0) -> list[PlanLine]:
+    """Parse the numbered calls after a reply's first marker, without copied lines of the form.
+
+    Args:
+        text: The reply.
+        tools: By name.
+        known: Number of results of earlier plans. If the calls are numbered after them, the calls may refer to them.
+    """
     _, _, plan = text.partition(MARKER)
     starts: list[re.Match[str]] = []
-    quoted: Iterator[tuple[int, int]] = iter(())
-    begin = end = 0  # of the last text in triple quotes
-    for match in _ITEM.finditer(plan):
-        if int(match[1]) != len(starts) + 1:
+    skipped: Iterator[tuple[int, int]] = iter(())
+    before = begin = end = 0  # number before the first line; place of the last text that has several lines
+    blocks = _Blocks(plan)
+    for place, match in enumerate(_ITEM.finditer(plan)):
+        if place == 0 and int(match[1]) == known + 1:
+            before = known
+        if int(match[1]) != before + len(starts) + 1:
             continue
-        while end <= match.start() and (span := next(quoted, None)) is not None:
+        while end <= match.start() and (span := next(skipped, None)) is not None:
             begin, end = span
-        # A number inside the quotes of a multi-line call begins no line of the plan.
+        # A number inside a text of several lines begins no line of the plan.
         if not begin < match.start() < end:
+            if not starts:
+                blocks.in_fence = len(_FENCE.findall(plan, 0, match.start())) % 2 == 1
             starts.append(match)
             begin = end = 0
-            quoted = _long_texts(plan, match.end(), tools)
+            skipped = _long_texts(plan, match.end(), tools, blocks)
     ends = [*(match.start() for match in starts[1:]), len(plan)]
     lines = [
-        _read_line(number, plan[match.end() : end].strip(), tools)
-        for number, (match, end) in enumerate(zip(starts, ends, strict=False), 1)
+        _read_line(number, plan[match.end() : end].strip(), tools, blocks.in_fence)
+        for number, (match, end) in enumerate(zip(starts, ends, strict=False), before + 1)
     ]
-    lines = [line.without_later_references(len(lines)) for line in lines]
+    lines = [line.without_later_references(before + len(lines)) for line in lines]
     # A small model copies lines of the form for which it needs no call.
     named = {number for line in lines if not line.empty for number in line.references}
     kept = [line for line in lines if not line.empty or line.number in named]
     return kept or lines
 
 
-def _long_texts(plan: str, at: int, tools: Mapping[str, BaseTool]) -> Iterator[tuple[int, int]]:
-    """Yield where texts in triple quotes are in the call at a place of a plan, if there is one."""
-    if (found := _call_pattern((*tools,)).match(plan, at)) is not None:
-        yield from ((token.start, token.end) for token in tokens(plan, found.end()) if token.is_long_text)
+class _Blocks:
+    """The blocks under the calls of a text.
+
+    Attributes:
+        in_fence: Whether the calls themselves are in a fence, which a fence without a language closes.
+    """
+
+    def __init__(self, text: str, in_fence: bool = False) -> None:
+        self._text, self.in_fence = text, in_fence
+        self._last = {match[1]: match.start() for match in _CLOSING.finditer(text)}  # by fence
+
+    def opening(self, at: int) -> re.Match[str] | None:
+        """Return the beginning of the block under a call that ends at a place."""
+        found = _OPENING.match(self._text, at)
+        return found if found is not None and (found["language"].strip() or not self.in_fence) else None
+
+    def closing(self, opening: re.Match[str]) -> re.Match[str] | None:
+        """Return the end of a block; None: it has none."""
+        if self._last.get(opening["fence"], -1) < opening.end():  # without this, many openings take quadratic time
+            return None
+        found = _CLOSING.finditer(self._text, opening.end())
+        return next(match for match in found if match[1] == opening["fence"])
+
+
+def _long_texts(plan: str, at: int, tools: Mapping[str, BaseTool], blocks: _Blocks) -> Iterator[tuple[int, int]]:
+    """Yield where texts of several lines are in the call at a place of a plan, and under it."""
+    if (found := _call_pattern((*tools,)).match(plan, at)) is None:
+        return
+    end = found.end()
+    for token in tokens(plan, end):
+        end = token.end
+        if token.is_long_text:
+            yield token.start, end
+    if (opening := blocks.opening(end)) is None:
+        return
+    if (closing := blocks.closing(opening)) is not None:
+        yield end, closing.end()
+    elif _read_call(plan[at:end], tools, _ANY_NUMBER)[1] is not None:
+        yield end, len(plan)  # the rest is the argument that the call lacks
 
 
 @lru_cache(maxsize=256)
@@ -190,26 +267,44 @@ def _call_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(rf"{_BEFORE_NAME}({listed})[`*]*\s*\(")
 
 
-def _read_line(number: int, text: str, tools: Mapping[str, BaseTool]) -> PlanLine:
-    found = _call_pattern((*tools,)).match(text)
-    if found is None:
-        return PlanLine(number, text)
+def _read_line(number: int, text: str, tools: Mapping[str, BaseTool], in_fence: bool) -> PlanLine:
+    line, missing, end = _read_call(text, tools, number)
+    if line.arguments is None or line.parameters is None:
+        return line
+    arguments, after, blocks = line.arguments, _AFTER_CALL, _Blocks(text, in_fence)
+    opening = blocks.opening(end) if missing is not None else None
+    if missing is not None and opening is not None and (closing := blocks.closing(opening)) is not None:
+        rows = [row.removeprefix(opening["indent"]) for row in text[opening.end() : closing.start()].split("\n")[1:]]
+        arguments, end = arguments | {missing: "\n".join(rows)}, closing.end()
+        after = _AFTER_CALL if in_fence else _AFTER_BLOCK
+    empty = bool(arguments) and all(_is_gap(value, _PLACEHOLDER, name) for name, value in arguments.items())
+    complete = not any(_is_gap(value, _GAP) for value in arguments.values()) and after.match(text, end)
+    fits = bool(complete) and line.parameters.fits(arguments)
+    return replace(line, arguments=arguments if fits else None, empty=empty)
+
+
+def _read_call(text: str, tools: Mapping[str, BaseTool], number: int) -> tuple[PlanLine, str | None, int]:
+    """Read the call at the beginning of a line: its arguments, the one that it lacks, and where it ends."""
+    if (found := _call_pattern((*tools,)).match(text)) is None:
+        return PlanLine(number, text), None, 0
     parameters = Parameters.of(tools[found[1]])
     line = PlanLine(number, text, found[1], parameters=parameters)
     try:
         arguments, end = parameters.read(text, found.end(), number - 1)
     except ValueError:
-        return line
-    empty = bool(arguments) and all(_is_gap(value, _PLACEHOLDER) for value in arguments.values())
-    complete = not any(_is_gap(value, _GAP) for value in arguments.values()) and _AFTER_CALL.match(text, end)
-    return replace(line, arguments=arguments if complete and parameters.fits(arguments) else None, empty=empty)
+        return line, None, 0
+    return replace(line, arguments=arguments), parameters.missing_text(arguments), end
 
 
-def _is_gap(value: Any, gap: re.Pattern[str]) -> bool:
-    """Whether a value is left open, or a part of it is."""
+def _is_gap(value: Any, gap: re.Pattern[str], name: str | None = None) -> bool:
+    """Whether a value is left open, or a part of it is; of the argument `name`, also as the form has it."""
     if isinstance(value, (list, dict)):
         return any(_is_gap(part, gap) for part in (value.values() if isinstance(value, dict) else value))
-    return value is ... or (isinstance(value, str) and gap.fullmatch(value) is not None)
+    if not isinstance(value, (str, Gap)):
+        return False
+    text = value if isinstance(value, str) else value.text
+    as_in_form = name is not None and re.fullmatch(rf"<{re.escape(name)}(?: with \$\d+)?>", text.strip()) is not None
+    return as_in_form or (name is None and isinstance(value, Gap)) or gap.fullmatch(text) is not None
 
 
 # Plans, and the results of their lines
@@ -244,14 +339,16 @@ class PlanRun:
     attempts: dict[int, list[tuple[ToolCall, ToolMessage]]] = field(default_factory=dict)
     unwritten: dict[int, int] = field(default_factory=dict)  # how often a model failed to write the line's call
     exact: Mapping[str, str] = field(default_factory=dict)  # texts of results by call id, where prompts show less
+    # Results of earlier plans by number, if this plan's calls are numbered after them.
+    known: Sequence[tuple[ToolCall, ToolMessage]] = ()
 
     @property
     def results(self) -> dict[int, str]:
-        """Results of the successful lines, by number."""
-        last = {number: tries[-1][1] for number, tries in self.attempts.items()}
+        """Results of the successful lines and of earlier plans, by number."""
+        last = dict(enumerate(self.known, 1)) | {number: tries[-1] for number, tries in self.attempts.items()}
         return {
             number: self.exact.get(result.tool_call_id, result.text)
-            for number, result in last.items()
+            for number, (_, result) in last.items()
             if result.status != "error"
         }
 
@@ -264,19 +361,79 @@ class PlanRun:
         """Return the number of attempts for a line."""
         return len(self.attempts.get(line.number, ())) + self.unwritten.get(line.number, 0)
 
-    def shown(self, without: PlanLine | None = None) -> str:
-        """Format the results as blocks for a model; `without` leaves out that line and all lines without a call."""
-        blocks = []
-        for line in self.lines:
-            if attempts := self.attempts.get(line.number, []):
-                call, result = attempts[-1]
-                failed = "failed: " if result.status == "error" else ""
-                block = f"{format_call(call['name'], call['args'])}\n{failed}{result.text}"
-            else:
-                block = f"{line.text}\n(not carried out)"
-            if without is None or (line != without and attempts):
-                blocks.append(f"[{line.number}] {block}")
-        return "\n\n".join(blocks) or "none"
+    def shown(self, line: PlanLine, most: int, most_named: int) -> str:
+        """Format the other results for a model that writes the call of a line, without the words of its own failure.
+
+        Each is shortened to `most` characters, or to `most_named` if the line references it.
+        """
+        last = dict(enumerate(self.known, 1)) | {number: tries[-1] for number, tries in self.attempts.items()}
+        blocks = [
+            _block_of(number, *entry, most_named if number in line.references else most)
+            for number, entry in sorted(last.items())
+            if number != line.number and not (entry[1].status == "error" and words(entry) == self.words(line))
+        ]
+        return "\n\n".join(blocks)
+
+    def words(self, line: PlanLine) -> str | None:
+        """Return the tool's words about the last failure of a line; None: it has not failed."""
+        attempts = self.attempts.get(line.number)
+        return words(attempts[-1]) if attempts else None
+
+
+def words(entry: tuple[ToolCall, ToolMessage]) -> str:
+    """Return the tool's own words about a failed call."""
+    return own_words(entry[1].text)[0]
+
+
+def _block_of(number: int, call: ToolCall, result: ToolMessage, most: int | None = None) -> str:
+    text = f"failed: {words((call, result))}" if result.status == "error" else str(result.text)
+    return f"[{number}] {format_call(call['name'], call['args'])}\n{text if most is None else shorten(text, most)}"
+
+
+def shorten(text: str, most: int) -> str:
+    """Return a text in about `most` characters: its beginning and its end, and how much is left out between them."""
+    if len(text) <= most:
+        return text
+    head, tail = text[: most * 2 // 3], text[-(most // 3) :]
+    # Whole lines, where they are short.
+    head = head[: head.rfind("\n") + 1] or head if "\n" in head[-200:] else head
+    tail = tail[tail.find("\n") + 1 :] if "\n" in tail[:200] else tail
+    left_out = len(text) - len(head) - len(tail)
+    return f"{head.rstrip()}\n[{left_out:,} of {len(text):,} characters are left out here]\n{tail.lstrip()}"
+
+
+def results_of(plans: Sequence[PlanRun]) -> list[tuple[ToolCall, ToolMessage]]:
+    """Return the calls of plans that have results, each once, with its latest result."""
+    latest = {
+        format_call(call["name"], call["args"]): (call, result)
+        for run in plans
+        for _, (*_, (call, result)) in sorted(run.attempts.items())
+        if result.status != "error"
+    }
+    return [*latest.values()]
+
+
+def shown_plans(plans: Sequence[PlanRun], most: int | None = None, *, without: str | None = None) -> str:
+    """Format what plans have tried: the results, numbered from 1, then failed calls with the tools' words, each once.
+
+    A plan without a failure stands for what failed in the plans before it. `without` are words that are left out.
+    """
+    blocks = [_block_of(number, *entry, most) for number, entry in enumerate(results_of(plans), 1)]
+    failed: dict[str, list[str]] = {}  # calls by the words of their tool
+    for run in plans if plans and plans[-1].failed else ():
+        for line in run.lines:
+            tries = run.attempts.get(line.number, [])
+            if tries and tries[-1][1].status != "error":
+                continue
+            if not tries:
+                failed.setdefault("(not carried out)", []).append(line.text)
+            for entry in tries:
+                if words(entry) != without:
+                    reason = shorten(f"failed: {words(entry)}", SHOWN_LENGTH)
+                    failed.setdefault(reason, []).append(format_call(entry[0]["name"], entry[0]["args"]))
+    for reason, calls in failed.items():
+        blocks.append("\n".join([*(f"- {call}" for call in dict.fromkeys(calls)), reason]))
+    return "\n\n".join(blocks) or "none"
 
 
 @dataclass(frozen=True)
@@ -306,8 +463,10 @@ class Conversation:
             if isinstance(message, AIMessage):
                 if message.name == "planner":
                     # Without a plan, the question is the only line, and a model has to write its call.
-                    lines = parse_plan(message.text, tools) or [PlanLine(1, result.question)]
-                    result.plans.append(PlanRun(lines, exact=exact or {}))
+                    known = results_of(result.plans)
+                    lines = parse_plan(message.text, tools, len(known)) or [PlanLine(1, result.question)]
+                    run = PlanRun(lines, exact=exact or {}, known=known if lines[0].number > 1 else ())
+                    result.plans.append(run)
                 elif message.name == "executor" and not message.tool_calls and result.plans:
                     number, unwritten = int(message.additional_kwargs.get("line", 0)), result.plans[-1].unwritten
                     unwritten[number] = unwritten.get(number, 0) + 1

@@ -30,7 +30,9 @@ _SHARE = 4  # A result takes at most the context divided by this
 _KEPT = 3  # Number of latest results that are never cleared
 _CLEARED = "(cleared, for the conversation was too long; call the tool again if this is needed)"
 _FAILED = "The same call would fail again: call the tool with other arguments, or call another tool."
+_EMPTY = "(the result is empty)"
 _REST = "ask the tool for less at once"
+_TOOL = "\n\nThe tool is:\n"
 
 
 @dataclass(eq=False)
@@ -82,13 +84,16 @@ class ToolResultMiddleware(AgentMiddleware[Any, Any, Any]):
             content = "\n".join(filter(None, map(describe_block, content)))
         explanation = ""
         if message.status == "error" and request.tool is not None:
-            explanation = f"\n\nThe tool is:\n{describe_tools([request.tool])}\n{_FAILED}"
+            explanation = f"{_TOOL}{describe_tools([request.tool])}\n{_FAILED}"
         if isinstance(content, str):
             # A lone surrogate would fail the run when its state is saved.
-            text = self._fitting(content.encode(errors="replace").decode()) + explanation
+            text = (
+                self._fitting(content.encode(errors="replace").decode()) if content.strip() else _EMPTY
+            ) + explanation
             return message.model_copy(update={"content": text})
         media = [block for block in content if not _is_text(block)]
         text = self._fitting("\n".join(describe_block(block) for block in content if _is_text(block))) + explanation
+        text = text if text.strip() or media else _EMPTY
         return message.model_copy(update={"content": [{"type": "text", "text": text}, *media] if text else media})
 
     @property
@@ -107,6 +112,12 @@ class ToolResultMiddleware(AgentMiddleware[Any, Any, Any]):
             return text
         shown = max(1, len(text) * limit // tokens)
         return text[:shown] + truncation_notice(shown, len(text), _REST)
+
+
+def own_words(error: str) -> tuple[str, str]:
+    """Split the text of a failed call into the tool's own words and what `ToolResultMiddleware` added."""
+    words, mark, explanation = error.partition(_TOOL)
+    return words, mark + explanation
 
 
 def describe_block(block: Any) -> str:

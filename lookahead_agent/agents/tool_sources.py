@@ -1,13 +1,10 @@
 """Tools from short texts, such as `sql:shop.db`, `python` or `my_module:my_tool`, and tools of MCP servers."""
 
-import importlib
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import count as count_from
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -17,6 +14,7 @@ from lookahead_agent.agents.mcp_tools import open_mcp_tools, read_servers
 from lookahead_agent.agents.templates import template
 from lookahead_agent.agents.tool_use import with_sync_call
 from lookahead_agent.errors import ConfigurationError, LookaheadError
+from lookahead_agent.imported import import_object
 
 KINDS = ("sql:FILE", "docs:FOLDER", "files:FOLDER", "python", "calculator", "http:HOST,HOST", "MODULE:TOOL")
 """Forms of sources, as the command line shows them."""
@@ -30,7 +28,7 @@ def load_tools(sources: Iterable[str]) -> list[BaseTool]:
     Args:
         sources: Each is one of
 
-            - `sql:shop.db`: SELECTs on a SQLite database,
+            - `sql:shop.db`, or `sql:sqlite:///shop.db`: SELECTs on a SQLite database,
             - `docs:handbook/`: search in a folder of documents,
             - `files:folder/`: `read_file` and `write_file` in a folder,
             - `python`: code in a sandbox, on the files of that folder if there is one,
@@ -108,7 +106,8 @@ def _load(sources: Iterable[str]) -> list[tuple[str, BaseTool]]:
         except LookaheadError:
             raise
         except Exception as error:
-            raise ConfigurationError(f"the tool {text} cannot be made: {error or type(error).__name__}") from error
+            shown = re.sub(r"(://[^/@:]*):[^@]*@", r"\1:***@", text)  # without the password of a URL
+            raise ConfigurationError(f"the tool {shown} cannot be made: {error or type(error).__name__}") from error
         if name is not None:
             if len(tools) != 1:
                 raise ConfigurationError(f"{text}: {source} has {len(tools)} tools, and only one tool can be named")
@@ -147,15 +146,7 @@ def _create(source: str, folder: str | None) -> Sequence[BaseTool]:
 
 
 def _import(module: str, name: str) -> Sequence[BaseTool]:
-    here = str(Path.cwd())
-    added = here not in sys.path
-    if added:  # `sys.path` has the folder of the program's file, not the current one
-        sys.path.insert(0, here)
-    try:
-        found = attrgetter(name)(importlib.import_module(module))
-    finally:
-        if added:
-            sys.path.remove(here)
+    found = import_object(module, name)
     return [_as_tool(entry) for entry in (found if isinstance(found, (list, tuple)) else [found])]
 
 

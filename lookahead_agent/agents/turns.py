@@ -28,6 +28,7 @@ class ModelCall(NamedTuple):
     model: Runnable[Any, AIMessage] | None = None  # called with `messages` in place of the request, past middleware
     messages: Sequence[BaseMessage] = ()
     plan: int | None = None  # number of the plan that the call requests, if any
+    earlier: Sequence[Any] = ()  # the plans before it
 
 
 Turn = Generator[ModelCall, ModelResponse[Any], ModelResponse[Any]]

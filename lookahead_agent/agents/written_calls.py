@@ -28,13 +28,14 @@ _TOKEN = re.compile(
     |(?P<unclosed>"|')
     |(?P<reference>\$(?:\{{\d{{1,4}}\}}|\d{{1,4}}(?![\w.])))
     |(?P<number>[-+]?\.?\d[\w.]*(?:(?<=[eE])[-+]\d+)?)
-    |(?P<word>[^\W\d]\w*|\.\.\.|…)
+    |(?P<gap>\.\.\.|…|<[^<>\n]*>)
+    |(?P<word>[^\W\d]\w*)
     |(?P<open>[(\[{{])|(?P<close>[)\]}}])|(?P<mark>[,:])
     |(?P<other>.)""",
     re.VERBOSE | re.DOTALL,
 )
 _SPACE = re.compile(r"(?:\s|#[^\n]*)*")
-_WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None, "...": ..., "…": ...}
+_WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 _ESCAPE = re.compile(r"\\(x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|N\{[^{}]*\}|[0-7]{1,3}|.)", re.DOTALL)
 _ESCAPES = {"\n": "", "\\": "\\", "'": "'", '"': '"', **dict(zip("abfnrtv", "\a\b\f\n\r\t\v", strict=True))}
 _MAX_DEPTH = 64  # levels of objects and lists in a value
@@ -69,6 +70,13 @@ def tokens(text: str, at: int) -> Iterator[Token]:
         yield Token(kind, match[0], match.start(), at)
 
 
+@dataclass(frozen=True)
+class Gap:
+    """A value that a call leaves open."""
+
+    text: str
+
+
 class Arguments(NamedTuple):
     """The arguments of a call as they are written, and where the call ends."""
 
@@ -88,7 +96,7 @@ def read_arguments(text: str, at: int, names: Sequence[str], results: int, *, an
         any_name: Whether other identifiers are names as well.
 
     Raises:
-        ValueError: There are no arguments, or not all are literals of Python or JSON. `...` is read as `Ellipsis`.
+        ValueError: There are no arguments, or not all are literals of Python or JSON. `...` and `<name>` are a `Gap`.
     """
     name_pattern = _name_pattern((*names,), any_name)
     positional: list[Any] = []
@@ -161,6 +169,8 @@ class _Literal:
                 return _number(text)
             case "reference", text if 0 < int(text.strip("${}")) <= self._results:
                 return text
+            case "gap", text:
+                return Gap(text)
             case "word", text if text in _WORDS:
                 return _WORDS[text]
             case "open", "{":
@@ -302,9 +312,13 @@ class Parameters:
         return bool(self.schema.get("additionalProperties") or self.schema.get("patternProperties"))
 
     def is_text(self, name: str) -> bool:
-        """Whether an argument is a text."""
-        schema = self.properties.get(name)
-        return isinstance(schema, Mapping) and schema.get("type") == "string"
+        """Whether an argument is a text, or null."""
+        return "string" in (kinds := _kinds(self.properties.get(name))) and kinds <= {"string", "null"}
+
+    def missing_text(self, arguments: Mapping[str, Any]) -> str | None:
+        """Return the name of the argument that alone is missing among the required ones, if it is a text."""
+        missing = [name for name in self.required if name not in arguments]
+        return missing[0] if len(missing) == 1 and self.is_text(missing[0]) else None
 
     def read(self, text: str, at: int, results: int) -> tuple[dict[str, Any], int]:
         """Read the arguments of a call by name, and where it ends; see `read_arguments`.
@@ -358,6 +372,16 @@ class Parameters:
             return [*_Validator(self.schema, registry=Registry()).iter_errors(arguments)]
         except Exception:  # an invalid schema fails in many ways
             return None
+
+
+def _kinds(schema: Any) -> set[str]:
+    """Return the types of a schema's values; "any" stands for all."""
+    if not isinstance(schema, Mapping):
+        return {"any"}
+    if isinstance(options := schema.get("anyOf") or schema.get("oneOf"), list):
+        return {kind for option in options for kind in _kinds(option)}
+    kinds = schema.get("type", "any")
+    return {str(kind) for kind in (kinds if isinstance(kinds, list) else [kinds])}
 
 
 _followed = threading.local()

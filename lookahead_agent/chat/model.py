@@ -217,7 +217,8 @@ class ChatLookahead(CallDefaults, BindingModel):
 
     async def generate_events(self, request: GenerateRequest) -> AsyncGenerator[ReplyEvent, None]:
         """Yield the text and the steps of a reply, then its message; must run in the background loop."""
-        backend = await self._choose_backend()
+        # The daemon has no verifier of the user's own.
+        backend = self._backend if request.policy.own_verifier is not None else await self._choose_backend()
         async with aclosing(backend.generate(request)) as events:
             async for event in events:
                 if isinstance(event, ChatReply):

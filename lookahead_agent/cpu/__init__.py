@@ -5,12 +5,14 @@ It imports nothing else of this library. vLLM loads it in each of its processes 
 under which vLLM registers the additions, and divides the CPU's cores between engines.
 """
 
+import re
 from collections.abc import Sequence
 
 ENTRY_POINT = "lookahead_cpu"  # the plugin's name in the group `vllm.general_plugins`
 VARIABLE = "LOOKAHEAD_AGENT_CPU_PLUGIN"  # "1" in processes of this library's engines, else the plugin does nothing
 INSTRUCTIONS = "LOOKAHEAD_AGENT_INT8"  # names an instruction set of `int8_kernel` in place of the fastest
 INT8 = "lookahead_int8"  # W8A8, with the output layer in int8 too: see `int8`
+LAYOUT = "panels of 32 rows, 4 columns at a time"  # of a folder's packed weights; another layout has another name
 NO_DRAFT = "lookahead_no_draft"  # key of a request's `extra_args`: a draft model that pauses proposes nothing for it
 PROVIDER = "lookahead_cpu"  # provider of the operations in `operations`, for vLLM's `ir_op_priority`
 
@@ -34,3 +36,9 @@ def binding(cores: Sequence[int]) -> str:
         else:
             runs.append([core, core])
     return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)
+
+
+def bound_cores(cores: str) -> list[int]:
+    """Read the cores of `binding`; empty for vLLM's other notations, such as "auto" or "0-3|4-7"."""
+    runs = [re.fullmatch(r"(\d+)(?:-(\d+))?", run) for run in cores.split(",")]
+    return [core for run in runs if run for core in range(int(run[1]), int(run[2] or run[1]) + 1)] if all(runs) else []

@@ -23,9 +23,8 @@ from numba.extending import intrinsic
 
 from lookahead_agent.cpu import INSTRUCTIONS
 from lookahead_agent.cpu.jit import compiled, parallel_for, pointer, thread_count, thread_index, wait_for_team
+from lookahead_agent.cpu.packing import COLUMNS, ROWS
 
-ROWS = 32  # rows that are interleaved in memory, COLUMNS columns of each at a time
-COLUMNS = 4  # columns whose products one step adds to a sum
 _AHEAD = 4096  # bytes of weights between a load and its prefetch
 _TOKEN_BLOCK = 128  # tokens that stay in a core's cache while all rows are multiplied
 
@@ -284,17 +283,6 @@ def compiled_share(name: str) -> Any:
     share = FunctionType(_share.__code__, variables, f"share_{name}")
     share.__qualname__ = share.__name__  # names the cached code
     return compiled(share)
-
-
-def pack(integers: torch.Tensor) -> torch.Tensor:
-    """Pack int8 weights, shape (outputs, inputs), as the kernel reads them: (panels, steps, ROWS, COLUMNS)."""
-    rows, columns = integers.shape
-    if rows % ROWS or columns % COLUMNS:
-        integers = torch.nn.functional.pad(integers, (0, -columns % COLUMNS, 0, -rows % ROWS))
-    # torch moves four bytes as one integer seven times as fast.
-    steps = integers.contiguous().view(torch.int32)
-    packed = steps.view(-1, ROWS, steps.shape[1]).transpose(1, 2).contiguous()
-    return packed[..., None].view(torch.int8)
 
 
 def multiplication(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -77,7 +78,30 @@ def process_environment(config: VLLMConfig) -> dict[str, str]:
         variables["TORCHDYNAMO_DISABLE"] = "1"
     if _attends_without_splits(config.model) and "VLLM_CPU_ATTN_SPLIT_KV" not in os.environ:
         variables["VLLM_CPU_ATTN_SPLIT_KV"] = "0"
-    return variables
+    return variables | worker_environment(config)
+
+
+def worker_environment(config: VLLMConfig) -> dict[str, str]:
+    """Return the variables that vLLM sets for its worker on a CPU, for the process that starts it.
+
+    OpenMP reads them when it is loaded: if the starter has them, the worker can be forked, and imports nothing again.
+    Empty if the worker is to be spawned: there are several, it compiles, or the user sets OpenMP.
+    """
+    from lookahead_agent.cpu import bound_cores
+
+    arguments = engine_arguments(config)
+    by_user = {"LD_PRELOAD", "OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"} & os.environ.keys()
+    worker_count = arguments.get("tensor_parallel_size", 1) * arguments.get("pipeline_parallel_size", 1)
+    cores = bound_cores(config.cores or "")
+    spec = find_spec("torch")
+    openmp = sorted((Path(spec.origin).parent / "lib").glob("libgomp*.so*")) if spec and spec.origin else []
+    if sys.platform != "linux" or not (cores and openmp and arguments["enforce_eager"]) or worker_count != 1 or by_user:
+        return {}
+    return {
+        "LD_PRELOAD": str(openmp[0]),
+        "OMP_NUM_THREADS": str(len(cores)),
+        "GOMP_CPU_AFFINITY": " ".join(map(str, cores)),
+    }
 
 
 def _gpu_environment(config: VLLMConfig) -> dict[str, str]:

@@ -229,7 +229,9 @@ def _job(config: VLLMConfig, shared_draft: SharedDraftBuffer | None) -> dict[str
     arguments = vllm_config.engine_arguments(config)
     if shared_draft is not None:
         arguments["additional_config"] = {**arguments.get("additional_config", {}), BUFFER: str(shared_draft.path)}
-    return {"arguments": arguments, "on_cpu": vllm_config.runs_on_cpu()}
+    on_cpu = vllm_config.runs_on_cpu()
+    forks_worker = on_cpu and bool(vllm_config.worker_environment(config))
+    return {"arguments": arguments, "on_cpu": on_cpu, "cores": processes.available_cores() if forks_worker else None}
 
 
 def _import_vllm() -> None:

@@ -4,8 +4,8 @@ vLLM spawns its processes, and a spawned Python first imports its parent's main 
 second time without an `if __name__ == "__main__"` guard, so this module starts them. It also keeps them quiet, shortens
 their start and exit, and kills them when their parent ends for any reason.
 
-The engine core on a CPU is forked, as it needs what the starter has imported. Its workers are spawned: OpenMP reads its
-settings when it is loaded.
+On a CPU the engine core is forked, as it needs what the starter has imported, and so is its worker if the starter's
+environment has the worker's settings of OpenMP, which reads them when it is loaded.
 """
 
 import atexit
@@ -78,8 +78,10 @@ def start_engine() -> None:
     owner = _watch_parent()
     with os.fdopen(descriptor, "wb") as out:
         try:
-            os.register_at_fork(after_in_child=partial(_become_engine_core, descriptor))
-            pids, answer = _launch(**pickle.load(sys.stdin.buffer))
+            job = pickle.load(sys.stdin.buffer)
+            prepare_child = partial(_become_child, [descriptor], _unbind(cores := job.pop("cores")), cores)
+            os.register_at_fork(after_in_child=prepare_child)
+            pids, answer = _launch(**job)
             content = bytes(ForkingPickler.dumps((True, answer)))
         except BaseException as error:
             refused = isinstance(error, ConfigurationError)
@@ -129,13 +131,26 @@ def _launch(arguments: dict[str, Any], on_cpu: bool) -> tuple[list[int], dict[st
     return [process.pid for process in processes], answer
 
 
-def _become_engine_core(descriptor: int) -> None:
-    os.close(descriptor)  # the owner reads the starter's answer until all its copies are closed
-    # The starter's exit handlers would end this very process.
+def _unbind(cores: list[int] | None) -> set[int]:
+    """Let this thread run on `cores`, and return those to which OpenMP has bound it; None: it has not."""
+    bound = os.sched_getaffinity(0) if cores else set()
+    if cores:
+        os.sched_setaffinity(0, cores)
+    return bound
+
+
+def _become_child(descriptors: list[int], worker_cores: set[int], cores: list[int] | None) -> None:
+    """Prepare a forked process: the engine core, or then its worker, on its cores; `cores` None: it is spawned."""
+    if descriptors:
+        os.close(descriptors.pop())  # the owner reads the starter's answer until all its copies are closed
+        os.environ[_START_METHOD] = "fork" if cores else "spawn"
+        _unbind(cores)  # OpenMP binds a thread again when it first computes
+    elif cores:
+        os.sched_setaffinity(0, worker_cores)
+    # The parent's exit handlers would end this very process.
     atexit._clear()
     finalize._registry.clear()  # type: ignore[attr-defined]
     finalize._registered_with_atexit = False  # type: ignore[attr-defined]
-    os.environ[_START_METHOD] = "spawn"
     _watch_parent()
 
 

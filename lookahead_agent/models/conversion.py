@@ -1,8 +1,8 @@
 """Converts a model's weights to the precision that runs, once, in a child process whose exit frees the memory.
 
-"int8" is compressed-tensors' W8A8, which vLLM reads on CPUs (through oneDNN) and on GPUs. It has symmetric weights per
-output channel and dynamic activations per token; `lm_head` and embeddings stay unquantized. GGUF weights are converted
-to int8 directly, or to "bf16" on request.
+"int8" is for engines on CPUs, which map its packed weights (`int8_folder`); "w8a8" is compressed-tensors' W8A8, which
+vLLM loads on GPUs. Both have the same symmetric weights per output channel, and dynamic activations per token; only
+"int8" has an int8 output layer. GGUF weights are converted to int8 directly, or to "bf16" on request.
 """
 
 import errno
@@ -18,21 +18,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from lookahead_agent.cpu import LAYOUT
 from lookahead_agent.errors import ConversionError, DiskSpaceError
-from lookahead_agent.models.cache import GGUF, cache_dir, create_once, require_disk_space
+from lookahead_agent.models.cache import GGUF, cache_dir, create_once, damage, require_disk_space
 from lookahead_agent.progress import Progress
 
-Form = Literal["bf16", "int8"]
+Form = Literal["bf16", "int8", "w8a8"]
 _SCHEME = "W8A8"
-# Size of the result relative to its source: tied embeddings stay in bf16, and may be written twice.
-_DISK_FACTOR = {("safetensors", "int8"): 0.8, ("gguf", "int8"): 2.0, ("gguf", "bf16"): 3.0}
+# Size of the result relative to its source: tied embeddings may be written twice.
+_DISK_FACTOR = {
+    ("safetensors", "int8"): 0.8,
+    ("safetensors", "w8a8"): 0.8,
+    ("gguf", "int8"): 1.8,
+    ("gguf", "w8a8"): 2.2,
+    ("gguf", "bf16"): 3.3,
+}
 _NOT_COPIED = ("config.json", "model.safetensors.index.json")
 _PERCENT = re.compile(rb"(\d+)%\|")
 _CHILD = (sys.executable, "-m", "lookahead_agent.models.conversion")
 
 
 def converted_folder(model: Path, form: Form) -> Path:
-    """The folder of a model's weights in int8 or floating point ("bf16"): its own if it needs no conversion."""
+    """The folder of a model's weights in a form, where "bf16" is any floating point: its own without a conversion."""
     if is_quantized(model) or (form == "bf16" and not (model / GGUF).is_file()):
         return model
     return cache_dir() / "models" / f"{model.resolve().name}-{form}-{_fingerprint(model)}"
@@ -50,7 +57,16 @@ def converted(model: Path, form: Form, progress: Progress) -> Path:
         require_disk_space(unfinished.parent, int(size * _DISK_FACTOR[kind, form]), title)
         run_child([*_CHILD, form, str(model), str(unfinished)], title, progress)
 
-    return create_once(folder, write)
+    return create_once(folder, write, partial(damage_to, form=form))
+
+
+def damage_to(folder: Path, form: Form) -> str | None:
+    """The damage to a converted folder; a layout of another version counts, as `int8` weights would be misread."""
+    if (problem := damage(folder, weights="wanted")) is not None or form != "int8":
+        return problem
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("quantization_config")
+    layout = config.get("layout") if isinstance(config, dict) else None
+    return None if layout == LAYOUT else "another version of this library wrote its weights in another layout"
 
 
 def write_metadata(gguf: Path, folder: Path, name: str, progress: Progress) -> None:
@@ -126,6 +142,13 @@ def _write_bf16(source: Path, folder: Path) -> None:
 
 
 def _write_int8(source: Path, folder: Path) -> None:
+    from lookahead_agent.models.int8_folder import write_int8_folder
+
+    write_int8_folder(source, folder, _load)
+    _copy_tokenizer(source, folder)
+
+
+def _write_w8a8(source: Path, folder: Path) -> None:
     import torch
     from compressed_tensors.compressors import ModelCompressor
     from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config, preset_name_to_scheme
@@ -182,6 +205,5 @@ if __name__ == "__main__":
     import gc
 
     gc.disable()  # reading a GGUF file's metadata creates a million long-lived objects
-    {"metadata": _write_metadata, "bf16": _write_bf16, "int8": _write_int8}[sys.argv[1]](
-        Path(sys.argv[2]), Path(sys.argv[3])
-    )
+    writers = {"metadata": _write_metadata, "bf16": _write_bf16, "int8": _write_int8, "w8a8": _write_w8a8}
+    writers[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))

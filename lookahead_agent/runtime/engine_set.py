@@ -75,7 +75,9 @@ class EngineSet:
 
     def _silence_key(self, part: str, policy: VerifierPolicy) -> tuple[str, object]:
         # A draft that was started again is another one.
-        return part, id(self.draft) if part == "draft" else policy.verifier
+        if part == "draft":
+            return part, id(self.draft)
+        return part, policy.verifier if policy.own_verifier is None else id(policy.own_verifier)
 
     def missing(self, policy: VerifierPolicy) -> str | None:
         """Why the policy has no verifier on these engines, by the model that is missing; None if none is."""
@@ -136,6 +138,9 @@ class EngineSet:
         """The policy's verifier on these engines; None if the policy has none or its models are missing."""
         if not policy.speculates or self.missing(policy) is not None:
             return None
+        if policy.own_verifier is not None:
+            own: Verifier | DraftVerifier = policy.own_verifier
+            return own
         match policy.verifier:
             case "exact":
                 return ExactVerifier()

@@ -66,7 +66,8 @@ def weights_in(folder: Path, kernel: Kernel | None, platform: Platform) -> Weigh
     """A model's weights in a precision; None: its folder's."""
     if kernel is None:
         return Weights(folder, "bf16", {})
-    weights = Weights(folder, "int8" if kernel == "int8" else "bf16", {})
+    int8: Form = "int8" if platform.on_cpu else "w8a8"
+    weights = Weights(folder, int8 if kernel == "int8" else "bf16", {})
     arguments: dict[str, Any] = {}
     if platform.on_cpu and kernel == "int8" and weights.folder != folder:
         arguments["quantization"] = INT8

@@ -12,13 +12,27 @@ import signal
 import sqlite3
 import sys
 import time
-from contextlib import closing
+from collections.abc import Iterable, Sequence
+from contextlib import closing, suppress
 from typing import Any
 
-# The only actions of a statement: SQLite itself denies all others (writing, ATTACH, PRAGMA, loading extensions).
+# The only actions of a statement, besides pragmas that read: SQLite itself denies all others (writing, ATTACH, loading
+# extensions).
 ALLOWED = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
 FORBIDDEN_FUNCTIONS = frozenset({"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"})
-SCHEMA_PRAGMAS = frozenset({"table_list", "table_xinfo", "foreign_key_list"})
+# Pragmas that read, also as table-valued functions. Only those of the first set take an argument.
+DESCRIPTIONS = frozenset({
+    "table_info", "table_xinfo", "index_list", "index_info", "index_xinfo", "foreign_key_list", "foreign_key_check",
+    "integrity_check", "quick_check",
+})  # fmt: skip
+READ_PRAGMAS = DESCRIPTIONS | {
+    "table_list", "function_list", "module_list", "pragma_list", "collation_list", "compile_options", "encoding",
+    "user_version", "application_id", "schema_version", "data_version", "page_count", "page_size", "freelist_count",
+}  # fmt: skip
+VIRTUAL_TABLES = """
+    SELECT name FROM sqlite_master WHERE type = 'table' AND sql LIKE 'CREATE VIRTUAL TABLE%'
+    UNION ALL SELECT name FROM pragma_module_list UNION ALL SELECT 'pragma_' || name FROM pragma_pragma_list
+"""
 TABLES = """
     SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND substr(name, 1, 7) <> 'sqlite_' ORDER BY name
 """
@@ -35,7 +49,7 @@ SQLITE_LIMITS = {
     sqlite3.SQLITE_LIMIT_FUNCTION_ARG: 50,
     sqlite3.SQLITE_LIMIT_ATTACHED: 0,
     sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1_000,
-    sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER: 0,
+    sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER: 1_000,  # virtual tables read with variables
     sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH: 0,
     sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
 }
@@ -45,13 +59,21 @@ def authorise(action: int, first: str | None, second: str | None = None, *_: str
     """Allow or deny an action of a statement, as SQLite's authorizer callback."""
     if action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in FORBIDDEN_FUNCTIONS:
         return sqlite3.SQLITE_DENY
+    if action == sqlite3.SQLITE_PRAGMA:
+        reads = first in DESCRIPTIONS or (first in READ_PRAGMAS and second is None)
+        return sqlite3.SQLITE_OK if reads else sqlite3.SQLITE_DENY
     return sqlite3.SQLITE_OK if action in ALLOWED else sqlite3.SQLITE_DENY
 
 
-def authorise_schema(action: int, first: str | None, *others: str | None) -> int:
-    """Allow the pragmas that describe tables and columns too."""
-    is_schema_pragma = action == sqlite3.SQLITE_PRAGMA and first in SCHEMA_PRAGMAS
-    return sqlite3.SQLITE_OK if is_schema_pragma else authorise(action, first, *others)
+def open_virtual_tables(connection: sqlite3.Connection) -> None:
+    """Open the virtual tables (JSON, full text, R-trees, pragmas), for which SQLite prepares statements that write.
+
+    SQLite keeps them open, so that statements can read them when writing is denied.
+    """
+    for (name,) in connection.execute(VIRTUAL_TABLES).fetchall():
+        # The module may need arguments, or the table may be damaged: a statement that reads it raises the error.
+        with suppress(sqlite3.Error):
+            connection.execute(f"""SELECT * FROM "{name.replace('"', '""')}" LIMIT 0""")
 
 
 def access(path: str) -> str:
@@ -84,6 +106,7 @@ def connect(path: str, how: str, memory: int, seconds: float) -> sqlite3.Connect
     connection.execute("PRAGMA cache_size = -4096")
     for limit, value in SQLITE_LIMITS.items():
         connection.setlimit(limit, value)
+    open_virtual_tables(connection)
     connection.set_authorizer(authorise)
     return connection
 
@@ -92,7 +115,7 @@ def explained(error: Exception, seconds: float) -> str:
     """Describe an error so that a model can act on it."""
     message = "out of memory" if isinstance(error, MemoryError) else str(error)
     known = {
-        "not authorized|prohibited": "only SELECT statements are carried out: nothing can be changed or attached",
+        "authoriz|prohibited": "only SELECT statements are carried out: nothing can be changed or attached",
         "interrupted": f"the statement took more than {seconds:g} s",
         "one statement at a time": "one statement at a time",
         "out of memory": "the statement needs more memory than it may have: ask for less, or for fewer rows",
@@ -114,7 +137,6 @@ def cell(value: object) -> str:
 
 def schema(connection: sqlite3.Connection, characters: int) -> str:
     """Describe each table and view on a line: `Album(AlbumId INTEGER, Title, ArtistId INTEGER)`, without long types."""
-    connection.set_authorizer(authorise_schema)
     # Shadow tables of a full-text index; SQLite before 3.37 does not mark them.
     shadow_tables = {row[1] for row in connection.execute("PRAGMA main.table_list") if row[2] == "shadow"}
     lines: list[str] = []
@@ -137,7 +159,6 @@ def found_columns(connection: sqlite3.Connection, message: str) -> str:
     found = re.match(r"(?:ambiguous column name|no such column): (?:.*\.)?(.+)", message)
     if found is None:
         return ""
-    connection.set_authorizer(authorise_schema)
     tables = [
         name
         for (name,) in connection.execute(TABLES).fetchall()
@@ -220,17 +241,22 @@ def select(request: dict[str, Any], how: str) -> str:
             raise sqlite3.OperationalError(f"{error}{found_columns(connection, str(error))}") from None
         if cursor.description is None:
             raise ValueError("only SELECT statements are carried out")
-        lines = [" | ".join(cell(column[0]) for column in cursor.description)]
-        size = len(lines[0])
-        for number, row in enumerate(cursor):
-            line = " | ".join(map(cell, row))
-            size += len(line) + 1
-            # A single row may be longer: the caller truncates it.
-            if number == request["rows"] or (number and size > request["characters"]):
-                return "\n".join([*lines, f"(more than {number} rows: ask for fewer, or count and sum them in SQL)"])
-            lines.append(line)
-    if len(lines) == 2 and len(cursor.description) == 1:
-        return lines[1]  # a single value alone can be the argument of another call
+        return table([column[0] for column in cursor.description], cursor, request)
+
+
+def table(names: Sequence[str], values: Iterable[Sequence[object]], request: dict[str, Any]) -> str:
+    """Return a header and as many rows as are shown; a single value alone."""
+    lines = [" | ".join(map(cell, names))]
+    size = len(lines[0])
+    for number, row in enumerate(values):
+        line = " | ".join(map(cell, row))
+        size += len(line) + 1
+        # A single row may be longer: the caller truncates it.
+        if number == request["rows"] or (number and size > request["characters"]):
+            return "\n".join([*lines, f"(more than {number} rows: ask for fewer, or count and sum them in SQL)"])
+        lines.append(line)
+    if len(lines) == 2 and len(names) == 1:
+        return lines[1] or "(an empty text)"  # a single value alone can be the argument of another call
     return "\n".join(lines if len(lines) > 1 else [*lines, "(no rows)"])
 
 

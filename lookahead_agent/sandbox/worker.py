@@ -4,17 +4,20 @@ Another interpreter runs this file's text (`python -I -S -c`), so it imports the
 a JSON object, see `start` in `backends.py`. It reads the code from standard input.
 """
 
+import ast
 import base64
 import ctypes
 import hashlib
 import json
 import math
 import os
+import re
 import resource
 import struct
 import sys
-from collections.abc import Iterable
-from contextlib import suppress
+import textwrap
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, suppress
 from typing import Any, BinaryIO
 
 MS_NOSUID, MS_NODEV = 2, 4
@@ -26,6 +29,10 @@ STOPPED = 201  # Exit status: the code was killed
 NO_SANDBOX = 202
 """Exit status: the sandbox could not be set up. After `BEGUN`, the code itself has chosen this status."""
 BEGUN = b"\x01"  # First byte of the output, once the sandbox is set up: the code's output follows
+FILE = "code.py"  # The name of the code in its errors
+CO_COROUTINE = 0x80  # As in `inspect`, whose import takes long: code with an `await` outside of functions
+LANGUAGES = ("python", "python3", "py", "py3", "ipython", "tool_code")
+FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*\{?[ \t]*([\w+-]*)[^`]*$")
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -179,26 +186,87 @@ def enter_sandbox(plan: dict[str, Any]) -> None:
         install_filter(base64.b64decode(plan["filter"]))
 
 
+def code_blocks(text: str, languages: Sequence[str]) -> list[str]:
+    """Return the contents of a text's Markdown fences in these languages, or else of the fences without a language.
+
+    The last fence may be unclosed, and a fence may be on one line. A text between single backticks is one block.
+    """
+    found: list[tuple[bool, str]] = []
+    fence, language, lines = "", "", list[str]()
+    for line in [*text.splitlines(keepends=True), None]:
+        mark = None if line is None else FENCE.match(line)
+        if fence and (line is None or (mark is not None and mark[1].startswith(fence) and not mark[2])):
+            if not language or language in languages:
+                found.append((bool(language), textwrap.dedent("".join(lines))))
+            fence = ""
+        elif fence and line is not None:
+            lines.append(line)
+        elif mark is not None:
+            fence, language, lines = mark[1], mark[2].lower(), []
+    quoted = re.search("(?<!`)(`{3,}+)([^`\n]++)\\1", text) or re.fullmatch("(`)([^`]++)`", text.strip())
+    if not found and quoted is not None:
+        word, _, others = quoted[2].strip().partition(" ")
+        return [others if word.lower() in languages else quoted[2].strip()]
+    has_language = any(named for named, _ in found)
+    return [block for named, block in found if named is has_language]
+
+
+def parse(code: str) -> tuple[str, ast.Module]:
+    """Parse code; code that is invalid as it stands may be in Markdown fences."""
+    try:
+        return code, ast.parse(code, FILE)
+    except SyntaxError:
+        if not (blocks := code_blocks(code, LANGUAGES)):
+            raise
+        code = "\n".join(blocks)
+        return code, ast.parse(code, FILE)
+
+
 def run(code: str) -> None:
     """Run the code like a notebook cell, which shows the value of a last expression; print one line if it fails."""
-    import ast
+    import linecache
+    import site
     import traceback
+    from types import ModuleType
 
-    names: dict[str, Any] = {"__name__": "__main__"}
+    site.setquit()
+    site.sethelper()
+    sys.argv[:] = [FILE]
+    # A module of its own, in which `pickle` and `dataclasses` find the code's classes.
+    main_module = sys.modules["__main__"] = ModuleType("__main__")
+    names = vars(main_module)
+    names["__file__"] = FILE
     try:
-        module = ast.parse(code, "code.py")
+        code, module = parse(code)
+        linecache.cache[FILE] = (len(code), None, code.splitlines(keepends=True), FILE)
         last = [module.body.pop()] if module.body and isinstance(module.body[-1], ast.Expr) else []
-        exec(compile(module, "code.py", "exec"), names)
-        exec(compile(ast.Interactive(last), "code.py", "single"), names)
-    except SystemExit as end:
-        if end.code not in (None, 0):
-            raise
+        with ExitStack() as stack:
+            run_coroutine = None
+            for mode, part in (("exec", module), ("single", ast.Interactive(last))):
+                compiled = compile(part, FILE, mode, flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+                returned = eval(compiled, names)  # noqa: S307
+                if not compiled.co_flags & CO_COROUTINE:
+                    continue
+                if run_coroutine is None:
+                    from asyncio import Runner  # takes longer than all other imports
+
+                    run_coroutine = stack.enter_context(Runner()).run
+                run_coroutine(returned)
     except BaseException as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "code.py"]
+        if isinstance(error, SystemExit) and (error.code in (None, 0) or isinstance(error.code, str)):
+            if error.code:
+                raise
+            return
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == FILE]
         where = f" in line {lines[-1]}" if lines else ""
-        print(f"{type(error).__name__}{where}: {error}", file=sys.stderr)
+        try:
+            message = f"{error}"
+        except Exception:
+            message = "its message cannot be shown"
+        print(f"{type(error).__name__}{where}: {message}", file=sys.stderr)
         sys.exit(1)
-    names.clear()  # closes, and so flushes, files that the code left open
+    finally:
+        names.clear()  # closes, and so flushes, files that the code left open
 
 
 def write_copies(files: Iterable[tuple[str, bytes]], base: str = "") -> dict[str, bytes]:

@@ -24,6 +24,8 @@ _MAX_NAME_LENGTH = 4096
 _SHOWN = 50
 # Names that are read from a folder to show some of them.
 _MAX_NAMES = 10_000
+# Bytes of a file whose line ends are kept.
+_MAX_LINES_BYTES = 4 << 20
 _MAX_COPIES = 2_000
 _PAGE = 4096
 # Bytes of a line of the report: a name of `_MAX_NAME_LENGTH` characters as JSON escapes, and its size.
@@ -103,14 +105,17 @@ def _open_root(root: Path) -> int:
         raise ValueError(f"the working folder cannot be opened: {error.strerror}") from None
 
 
-def replace_file(root: Path, name: str, data: bytes, allow: Iterable[str] = ()) -> None:
-    """Write a file into a working folder, replacing an existing one, and create its folders.
+def replace_file(root: Path, name: str, data: bytes, allow: Iterable[str] = (), *, keep_line_ends: bool = False) -> int:
+    """Write a file into a working folder, replacing an existing one, and create its folders. Returns its size.
 
+    With `keep_line_ends`, a text without carriage returns gets them if each line of the existing file has one.
     Raises ValueError, also for a protected name that `allow` does not have.
     """
     refuse_protected(name, allow, writing=True)
     with open_parent(root, name, make=True) as (parent, basename):
         mode = _mode_of(parent, basename, name)
+        if keep_line_ends and b"\r\n" not in data and _has_windows_lines(parent, basename):
+            data = data.replace(b"\n", b"\r\n")
         new = f".{secrets.token_hex(8)}.new"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(new, flags, 0o600, dir_fd=parent)
@@ -124,6 +129,16 @@ def replace_file(root: Path, name: str, data: bytes, allow: Iterable[str] = ()) 
             with suppress(FileNotFoundError):
                 os.unlink(new, dir_fd=parent)
             raise
+        return len(data)
+
+
+def _has_windows_lines(folder: int, name: str) -> bool:
+    """Whether each line of a file ends with a carriage return and a line feed."""
+    try:
+        old = read_regular(name, _MAX_LINES_BYTES, folder)
+    except (OSError, ValueError):  # there is none, or none that can be read
+        return False
+    return b"\r\n" in old and old.count(b"\n") == old.count(b"\r\n")
 
 
 def _mode_of(parent: int, name: str, requested: str) -> int:

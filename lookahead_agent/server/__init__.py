@@ -28,7 +28,7 @@ class ServerSettings(BaseModel):
     served_model: str | None = None  # the model's name in the API; None: the chat model's `model`
     # Maximum request body in bytes; None: 32 for each token of the context plus 64 KiB, up to 4 MiB.
     max_body_bytes: int | None = Field(None, ge=1)
-    max_tokens: int = Field(4096, ge=1)  # maximum of `max_tokens` in a request
+    max_tokens: int = Field(4096, ge=1)  # longest reply; a larger `max_tokens` of a request is cut to it
     max_choices: int = Field(8, ge=1)  # maximum number of replies (`n`) to one request
     concurrent: int = Field(32, ge=1)  # replies that are generated at once
     queue: int = Field(64, ge=0)  # replies that may wait for a slot; further requests get status 429

@@ -141,8 +141,6 @@ class ReplyWriter:
         limits, max_tokens = self.settings, body.max_tokens
         if body.model is not None and body.model != self.model_name:
             raise self.unknown_model(body.model)
-        if max_tokens is not None and max_tokens > limits.max_tokens:
-            raise RefusedError(400, f"a reply has at most {limits.max_tokens} tokens here", param="max_tokens")
         if body.n > limits.max_choices:
             raise RefusedError(400, f"n is at most {limits.max_choices} here", param="n")
         if node is not None and len(node) > _MAX_NODE:

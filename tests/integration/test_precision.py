@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.cpu import INSTRUCTIONS
+from lookahead_agent.cpu import INSTRUCTIONS, INT8, LAYOUT
 from lookahead_agent.engines import background
 from lookahead_agent.engines.protocol import Engine, Sampling
 from lookahead_agent.engines.vllm_config import VLLMConfig, as_arguments
@@ -102,9 +102,7 @@ def test_int8_weights_are_converted_once_and_failures_leave_no_files(cache: Path
     folder = converted(tiny_pair[0], "int8", LogProgress())
     written = (folder / "model.safetensors").stat().st_mtime_ns
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
-    assert config["quant_method"] == "compressed-tensors"
-    assert config["config_groups"]["group_0"]["weights"]["num_bits"] == 8
-    assert "lm_head" in config["ignore"]
+    assert (config["quant_method"], config["layout"]) == (INT8, LAYOUT)
     assert converted(tiny_pair[0], "int8", LogProgress()) == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
     assert converted(folder, "int8", LogProgress()) == folder, "a quantized model is not converted again"
@@ -126,7 +124,8 @@ def test_int8_product_is_accurate_and_batch_invariant(default: str, outputs: int
     """
     import torch
 
-    from lookahead_agent.cpu.int8 import int8_product, rounded
+    from lookahead_agent.cpu.int8 import int8_product
+    from lookahead_agent.cpu.packing import quantize_output_layer
 
     torch.manual_seed(0)
     weight, tokens, bias = torch.randn(outputs, 256), torch.randn(9, 256).bfloat16(), torch.randn(outputs)
@@ -134,18 +133,18 @@ def test_int8_product_is_accurate_and_batch_invariant(default: str, outputs: int
     before = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, default))
     try:
-        products = [int8_product(*rounded(weight), torch.float32) for _ in range(20)]
+        products = [int8_product(*quantize_output_layer(weight), torch.float32) for _ in range(20)]
     finally:
         torch.set_default_dtype(before)
     reused = [torch.full((outputs,), float("nan")) for _ in range(40)]
     assert all(tensor.isnan().all() for tensor in reused)
     for product in products:
-        batched = product(tokens, None, bias)
+        batched = product(tokens, bias)
         assert batched.dtype == torch.float32
         assert (batched - exact).abs().max() < 0.1 * exact.std(), "int8 activations add this little error"
         for size in range(1, 9):
-            assert torch.equal(product(tokens[:size], None, bias), batched[:size]), "the batch size changes no bit"
-    assert product(tokens[None, :2], None, None).shape == (1, 2, outputs)
+            assert torch.equal(product(tokens[:size], bias), batched[:size]), "the batch size changes no bit"
+    assert product(tokens[None, :2], None).shape == (1, 2, outputs)
 
 
 @pytest.mark.parametrize("name", INSTRUCTION_SETS)
@@ -175,7 +174,8 @@ def test_kernel_equals_the_formula_bit_for_bit(
     """
     import torch
 
-    from lookahead_agent.cpu.int8_kernel import available_instruction_sets, multiplication, pack
+    from lookahead_agent.cpu.int8_kernel import available_instruction_sets, multiplication
+    from lookahead_agent.cpu.packing import pack
 
     if name not in available_instruction_sets():
         pytest.skip("for processors with these instructions")
@@ -201,7 +201,8 @@ def test_kernel_equals_the_formula_bit_for_bit(
 def test_kernel_multiplies_long_prompts_and_any_strides_on_any_number_of_threads() -> None:
     import torch
 
-    from lookahead_agent.cpu.int8_kernel import multiplication, pack
+    from lookahead_agent.cpu.int8_kernel import multiplication
+    from lookahead_agent.cpu.packing import pack
 
     torch.manual_seed(0)
     multiply = multiplication(
@@ -256,6 +257,7 @@ def test_int8_kernel_works_without_a_numba_cache_folder(monkeypatch: pytest.Monk
     from numba.core import caching
 
     from lookahead_agent.cpu import int8_kernel
+    from lookahead_agent.cpu.packing import pack
 
     if int8_kernel.instruction_set() is None:
         pytest.skip("for processors that the kernel supports")
@@ -267,9 +269,9 @@ def test_int8_kernel_works_without_a_numba_cache_folder(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "kernel_anew", reloaded)  # dataclasses look their module up
     spec.loader.exec_module(reloaded)
     integers, tokens = torch.randint(-127, 128, (7, 16), dtype=torch.int8), torch.randn(3, 16)
-    found = reloaded.multiplication(reloaded.pack(integers), torch.ones(7), 16, torch.float32)(tokens, None)
+    found = reloaded.multiplication(pack(integers), torch.ones(7), 16, torch.float32)(tokens, None)
     assert torch.equal(
-        found, int8_kernel.multiplication(int8_kernel.pack(integers), torch.ones(7), 16, torch.float32)(tokens, None)
+        found, int8_kernel.multiplication(pack(integers), torch.ones(7), 16, torch.float32)(tokens, None)
     )
 
 

@@ -254,6 +254,15 @@ def test_results_in_blocks_are_truncated_as_texts_are_and_say_what_is_left_out()
     assert converted.content == "7 %\n(image of the type image/png is left out: the model reads text only)"
 
 
+@pytest.mark.parametrize("content", ["", " \n", [], [{"type": "text", "text": ""}]])
+def test_an_empty_result_says_so(content: Any) -> None:
+    request: Any = SimpleNamespace(tool=None, override=lambda **_: request)
+    for llm in (scripted_chat("x", policy="off"), FakeListChatModel(responses=["x"])):
+        seen = ToolResultMiddleware(llm).wrap_tool_call(request, lambda _: ToolMessage(content, tool_call_id="1"))
+        assert isinstance(seen, ToolMessage)
+        assert seen.text == "(the result is empty)"
+
+
 def test_long_result_is_truncated_with_a_note() -> None:
     llm = scripted_chat(
         scripted_replies(**{FINAL: "No.", "You solve": [call(word="long"), "It is long."]}), policy="off"

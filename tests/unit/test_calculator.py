@@ -50,6 +50,16 @@ def test_arbitrary_input_raises_only_value_errors(expression: str) -> None:
         assert calculate(expression)
 
 
+@pytest.mark.parametrize(
+    ("expression", "names"),
+    [("SELECT sum(price) FROM items", "SELECT, sum, price, FROM, items"), ("f(3)", "f"), ("12 EUR * 2e3", "EUR")],
+)
+def test_unknown_words_are_named_with_what_to_do(expression: str, names: str) -> None:
+    with pytest.raises(ValueError, match=rf"does not know {names}\. Fetch the values first") as caught:
+        calculate(expression)
+    assert "Functions are abs, ceil" in str(caught.value)
+
+
 def test_tool_returns_errors_to_the_model() -> None:
     assert calculator.invoke({"expression": "2 + 3"}) == "5"
     message = calculator.invoke({"name": "calculator", "args": {"expression": "1/0"}, "id": "1", "type": "tool_call"})

@@ -64,10 +64,10 @@ def test_missing_requirements_have_a_command_as_fix(machine: Callable[..., Machi
     with_gpu = machine(gpus=lambda: ["NVIDIA H100, 80 GiB"])
     assert check_named("GPU", with_gpu).found == "NVIDIA H100, 80 GiB"
     assert "[gpu]" in str(check_named("vLLM for GPUs", with_gpu).fix)
-    without_lxml = machine(version_of=lambda name: None if name == "lxml" else "1.0")
-    assert "lxml not installed" in check_named("[tools]", without_lxml).found
-    assert check_named("[tools]", without_lxml).fix == "pip install 'lookahead-agent[tools]'"
-    assert check_named("[server]", without_lxml).state == "ok"
+    without_pypdf = machine(version_of=lambda name: None if name == "pypdf" else "1.0")
+    assert "pypdf not installed" in check_named("[tools]", without_pypdf).found
+    assert check_named("[tools]", without_pypdf).fix == "pip install 'lookahead-agent[tools]'"
+    assert check_named("[server]", without_pypdf).state == "ok"
 
     def no_sandbox() -> str:
         raise IsolationError("nothing here can keep a program inside: install bubblewrap")

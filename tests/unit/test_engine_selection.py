@@ -207,7 +207,7 @@ def test_gpu_keeps_the_models_precision_unless_another_is_requested(pair: tuple[
     assert setup.target is not None
     assert "dtype" not in setup.target.arguments
     requested = select(pair, GPU, precision="int8", token_speculation="none")
-    assert folder_of(requested.target) == converted_folder(pair[0], "int8")
+    assert folder_of(requested.target) == converted_folder(pair[0], "w8a8")
 
 
 def test_gpu_default_is_a_shared_draft_that_pauses_while_several_requests_run(pair: tuple[Path, Path]) -> None:

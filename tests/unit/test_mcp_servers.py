@@ -18,6 +18,7 @@ from langchain_core.tools import BaseTool
 
 from lookahead_agent.agents.early_calls import EarlyCallMiddleware
 from lookahead_agent.agents.mcp_tools import McpServer, open_mcp_tools
+from lookahead_agent.agents.prompts import describe_tools
 from lookahead_agent.agents.tool_schemas import check_references, check_tool_schema, misfit
 from lookahead_agent.agents.tool_sources import open_tools
 from lookahead_agent.errors import ConfigurationError
@@ -122,24 +123,53 @@ def test_result_is_compared_with_the_properties_of_its_schema(value: Any, proble
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"tools": [tool_with(doubling(14))]}, "'s' has an invalid tool 't': .*more than 5,000 parts"),
-        ({"tools": [tool_with({"properties": {"x": {"$ref": "http://127.0.0.1:9/x"}}})]}, "refers to 'http://127.0.0.1:9"),
-        ({"tools": [tool_with({"properties": {"x": {"title": "\ud83d"}}})]}, "its answer is no message"),
-        ({"tools": [tool_with({}, description="\udc00")]}, "'s' does not work: its answer is no message"),
-        ({"tools": [tool_with(deep(300))]}, "'s' does not work: its answer is no message"),
-        ({"tools": [tool_with({}, name="")]}, "a name has 1 to 128 characters"),
-        ({"tools": [tool_with({}, name="n" * 129)]}, "a name has 1 to 128 characters"),
-        ({"tools": [{"name": "t", "inputSchema": {"type": "string"}}]}, "'s' does not work: .*inputSchema.type"),
         ({"tools": 3}, "'s' does not work: tools: Input should be a valid list"),
         ({"act": "many tools"}, "'s' does not work: it has more than 1,000 tools"),
         ({"act": "pages"}, "'s' does not work: its list of tools has more than 100 pages"),
         ({"act": "endless line"}, "'s' does not work: Connection closed: it sent a message of more than 16 MiB"),
     ],
-)  # fmt: skip
+)
 def test_server_with_unusable_tools_is_one_error(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message) as raised, opened(**given):
         pytest.fail("opened")
     assert len(str(raised.value)) < 1200
+
+
+ODD_TOOLS = {
+    "more than 5,000 parts": tool_with(doubling(14), name="large"),
+    "refers to 'http://127.0.0.1:9": tool_with({"properties": {"x": {"$ref": "http://127.0.0.1:9/x"}}}, name="outside"),
+    "a lone surrogate": tool_with({"properties": {"x": {"title": "\ud83d"}}}, name="half"),
+    "depth exceeded": tool_with(deep(300), name="deep"),
+    "a name has 1 to 128 characters": tool_with({}, name=""),
+    "name: Field required": {"inputSchema": {"type": "object"}},
+    "name: Input should be a valid string": tool_with({}, name=7),
+    "more than 64 levels": tool_with(deep(70), name="levels"),
+    "inputSchema.type": tool_with({"type": "string"}, name="text"),
+    "inputSchema: Input should be a valid dictionary": {"name": "list", "inputSchema": []},
+    "it is no object": "tool",
+    "inputSchema.properties.y": tool_with({"properties": {"y": 3}}, name="number"),
+}
+
+
+def test_odd_tools_are_left_out_with_a_warning_each(caplog: pytest.LogCaptureFixture) -> None:
+    usable = {
+        "none": {"name": "none"},
+        "null": {"name": "null", "inputSchema": None},
+        "true": {"name": "true", "inputSchema": True},
+        "nulls": tool_with({"properties": None, "required": None}, name="nulls"),
+        "untyped": {"name": "untyped", "inputSchema": {"properties": {"x": True}}},
+        "listing": tool_with({}, name="listing", outputSchema={"type": "array"}),
+    }
+    tools = [*ODD_TOOLS.values(), *usable.values()]
+    with open_mcp_tools({"s": server(tools=tools)}, start_seconds=60) as opened_tools:
+        assert [tool.name for _, tool in opened_tools] == list(usable)
+        assert [call(tool).text for _, tool in opened_tools] == ["fine"] * len(usable)
+        assert all(describe_tools([tool]) for _, tool in opened_tools)
+    for problem in ODD_TOOLS:
+        found = [text for text in caplog.messages if problem in text]
+        assert len(found) == 1, (problem, caplog.messages)
+        assert all("the MCP server 's': its tool '" in text and len(text) < 800 for text in found)
+    assert len(caplog.messages) == len(ODD_TOOLS)
 
 
 def test_server_that_does_not_answer_at_its_start_is_one_error() -> None:
@@ -195,6 +225,37 @@ def test_description_and_output_of_a_server_are_bounded_and_printable() -> None:
         assert call(tool).text == "fine"
     with opened(act="garbage") as tool:
         assert call(tool).text == "fine"
+
+
+PICTURE = {"type": "image", "data": "AA==", "mimeType": "image/png"}
+LINK = {"type": "resource_link", "uri": "file:///a", "name": "a"}
+
+
+@pytest.mark.parametrize(
+    ("texts", "data", "shown"),
+    [
+        (["Found 1 row."], {"rows": [{"born": 1815}]}, 'Found 1 row.\n{"rows": [{"born": 1815}]}'),
+        (['{"born":1815}'], {"born": 1815}, '{"born":1815}'),
+        (["1815"], {"result": 1815}, "1815"),
+        (["Ada"], {"result": "Ada"}, "Ada"),
+        (["1815", "1852"], {"result": [1815, 1852]}, "1815\n1852"),
+        (["Ada", "Eve"], {"result": ["Ada", "Eve"]}, "Ada\nEve"),
+        (["[1815, 1852]"], {"result": [1815, 1852]}, "[1815, 1852]"),
+        ([], {"born": 1815}, '{"born": 1815}'),
+        ([], {}, "{}"),
+    ],
+)  # fmt: skip
+def test_structured_content_reaches_the_model_once(texts: list[str], data: Any, shown: str) -> None:
+    blocks = [{"type": "text", "text": text} for text in texts]
+    for is_error in (False, True):
+        with opened(result={"content": blocks, "structuredContent": data, "isError": is_error}) as tool:
+            assert (call(tool).text, call(tool).status) == (shown, "error" if is_error else "success")
+
+
+@pytest.mark.parametrize("block", [PICTURE, LINK])
+def test_structured_content_is_kept_beside_media(block: dict[str, Any]) -> None:
+    with opened(result={"content": [block], "structuredContent": {"born": 1815}}) as tool:
+        assert call(tool).text.endswith(')\n{"born": 1815}')
 
 
 CARRIED_OUT = "the MCP server 's' has carried out the call, which need not be repeated, but"

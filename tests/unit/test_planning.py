@@ -187,6 +187,150 @@ async def test_second_plan_is_written_from_the_results_of_the_failed_one(build: 
     assert tools.called[-1] == "tea"
 
 
+class Database:
+    """A tool that fails as a database does, and one that knows its columns; `called` records the calls."""
+
+    def __init__(self) -> None:
+        self.called: list[str] = []
+        self.metadata = {"readOnlyHint": False}
+
+        def sql(statement: str) -> str:
+            """Ask the database."""
+            self.called.append(statement)
+            if "CustomerTier" in statement:
+                raise ValueError("no such column: CustomerTier")
+            return "id | name\n" + "\n".join(f"{row} | customer {row}" for row in range(300))
+
+        def schema(table: str) -> str:
+            """Say the columns of a table."""
+            self.called.append(table)
+            return f"columns of {table}"
+
+        self.tools: list[BaseTool] = [
+            StructuredTool.from_function(sql, name="sql", metadata=self.metadata),
+            StructuredTool.from_function(schema, name="schema", metadata=READ_ONLY),
+        ]
+
+
+WORDS = "no such column: CustomerTier"
+WRONG = 'sql(statement="SELECT CustomerTier FROM t")'
+
+
+async def planned(build: Build, script: dict[str, Any]) -> tuple[Database, list[str], list[AnyMessage]]:
+    """Run a graph on the database; returns it with all prompts and messages."""
+    prompts: list[str] = []
+    replies, database = scripted_replies(**script), Database()
+
+    def reply(prompt: str) -> str:
+        prompts.append(prompt)
+        return replies(prompt)
+
+    messages = await run(build(scripted_chat(reply, policy="off"), database.tools))
+    return database, prompts, messages
+
+
+@pytest.mark.parametrize("hint", [True, False, None])
+@pytest.mark.parametrize("build", [build_plan_execute, build_llm_compiler])
+async def test_every_prompt_after_a_failure_has_the_tools_own_words_once(build: Build, hint: bool | None) -> None:
+    wrong = call_text("sql", statement="SELECT CustomerTier FROM t")
+    script = {
+        REPLAN: f'Plan:\n1. {WRONG}', PLAN: f'Plan:\n1. schema("t")\n2. {WRONG}', RETRY: wrong, ANSWER: "Unknown.",
+    }  # fmt: skip
+    prompts: list[str] = []
+    replies, database = scripted_replies(**script), Database()
+    database.tools[0].metadata = {} if hint is None else {"readOnlyHint": hint}
+
+    def reply(prompt: str) -> str:
+        prompts.append(prompt)
+        return replies(prompt)
+
+    await run(build(scripted_chat(reply, policy="off"), database.tools))
+    later = [prompt for prompt in prompts if "The tool is:" in prompt or REPLAN in prompt or ANSWER in prompt]
+    assert len(later) == 4, "two rewritten calls, a new plan and the answer"
+    assert [prompt.count(WORDS) for prompt in later] == [1, 1, 1, 1]
+    assert not any("failed before" in prompt or "(not carried out)" in prompt for prompt in later)
+    assert len([call for call in database.called if "CustomerTier" in call]) == 1
+
+
+@pytest.mark.parametrize("build", [build_plan_execute, build_llm_compiler])
+async def test_new_plan_uses_results_of_the_earlier_one(build: Build) -> None:
+    """It is numbered after them; one that is not fetches nothing again that is known."""
+    wrong = call_text("schema", table="none")
+    for replan, called in (
+        ('Plan:\n2. schema("$1, of t")', ["t", "columns of t, of t"]),
+        ('Plan:\n1. schema("t")\n2. schema("$1 again")', ["t", "columns of t again"]),
+        ('Plan:\n1. schema("$1, of t")', ["t", "written"]),  # 1 is the line's own number
+    ):
+        script = {REPLAN: replan, PLAN: 'Plan:\n1. schema("t")\n2. do it', EXECUTE: "No.", ANSWER: "Done."}
+        replies, prompts, tools = scripted_replies(**script), list[str](), Database()
+
+        def reply(prompt: str, replies: Callable[[str], str] = replies, prompts: list[str] = prompts) -> str:
+            prompts.append(prompt)
+            own = "Call now" in prompt and "<unknown>" in prompt
+            return call_text("schema", table="written") if own else replies(prompt)
+
+        await run(build(scripted_chat(reply, policy="off"), [tools.tools[1]]))
+        assert tools.called == called
+        replanned = next(prompt for prompt in prompts if REPLAN in prompt)
+        assert '[1] schema(table="t")\ncolumns of t\n\n- do it\n(not carried out)' in replanned
+        assert "Number its calls from 2 on: $1 stands for the results above" in replanned
+        answer = next(prompt for prompt in prompts if ANSWER in prompt)
+        assert answer.count('[1] schema(table="t")') == 1
+        assert "(not carried out)" not in answer
+        for prompt in prompts:
+            if "<unknown>" in prompt:
+                assert '[1] schema(table="t")\ncolumns of t' in prompt, "the executor sees earlier results"
+    assert wrong
+
+
+@every_template
+async def test_line_failed_call_and_error_are_last_and_long_results_are_shortened(build: Build) -> None:
+    script = {
+        PLAN: 'Plan:\n1. sql("SELECT id, name FROM t")\n2. sql("SELECT CustomerTier, $1")', EXECUTE: "No.",
+        RETRY: call_text("sql", statement="SELECT 1"), ANSWER: "Done.",
+    }  # fmt: skip
+    first = call_text("sql", statement="SELECT CustomerTier")
+    script[EXECUTE] = first
+    _, prompts, _ = await planned(build, script)
+    written, retried = (next(prompt for prompt in prompts if words in prompt) for words in (EXECUTE, RETRY))
+    assert written.rstrip().endswith(
+        'Call now, with values in place of results: sql("SELECT CustomerTier, <result 1>")'
+    )
+    places = [
+        retried.index(part)
+        for part in (
+            "customer 299", 'Line 2 of the plan: sql("SELECT CustomerTier, <result 1>")',
+            'failed: sql(statement="SELECT CustomerTier")', WORDS, "- sql(statement: string)", RETRY,
+        )
+    ]  # fmt: skip
+    assert places == sorted(places)
+    for prompt, most in ((written, 4_000), (retried, 1_000)):
+        assert "0 | customer 0\n" in prompt
+        assert "characters are left out here]\n" in prompt
+        assert most * 0.8 < len(prompt.split("Results so far:")[1].split("Call now")[0].split("Line 2")[0]) < most * 1.2
+
+
+async def test_code_of_a_block_runs_exactly(tools: Tools) -> None:
+    code = 'with open("a") as file:\n    for line in file:\n        print(line)  # $2.50\n\n1. no call'
+    ran: list[str] = []
+
+    def python(code: str) -> str:
+        """Run code."""
+        ran.append(code)
+        return "ran"
+
+    for indent in ("", "   "):
+        block = "\n".join(indent + row for row in ("```python", *code.split("\n"), "```"))
+        script = {
+            PLAN: f'I do it.\n\nPlan:\n1. look_up("tea")\n2. python()\n{block}\n3. look_up("$2")',
+            ANSWER: "Done.",
+        }
+        for build in (build_plan_execute, build_rewoo, build_llm_compiler):
+            await run(build(chat(script), [tools.look_up, StructuredTool.from_function(python)]))
+    assert ran == [code] * 6
+    assert tools.called == ["tea", "ran"] * 6
+
+
 async def test_rewoo_plans_once(tools: Tools) -> None:
     tools.failures["teh"] = 9
     same = call_text("look_up", word="teh")
@@ -511,7 +655,9 @@ async def test_second_plan_of_one_turn_has_its_own_results(build: Build, asynchr
     assert messages[-1].text == "A drink."
     assert tools.called == ["tea"]
     answer_prompt = next(prompt for prompt in prompts if ANSWER in prompt)
-    assert '[1] look tea up\n(not carried out)\n\n[1] look_up(word="tea")\ntea!' in answer_prompt
+    assert 'Results:\n\n[1] look_up(word="tea")\ntea!\n\nQuestion' in answer_prompt, (
+        "the second plan replaces the first"
+    )
 
 
 def test_only_tools_that_say_that_they_read_start_early() -> None:

@@ -94,15 +94,75 @@ def test_plan_form_has_two_calls_with_placeholder_arguments() -> None:
     lines = parse_plan(f"Plan:\n{plan_form(list(TOOLS.values()))}", TOOLS)
     assert [line.tool for line in lines] == ["sql", "read_file"]
     assert all(line.empty for line in lines)
-    assert plan_form([sql]) == '1. sql(statement="...")'
+    assert plan_form([calculator]) == '1. calculator(expression="<expression>")'
+    assert plan_form([sql]) == "1. sql()\n```\n<statement>\n```"
+    assert plan_form([read_file, python, calculator]) == (
+        '1. read_file(name="<name>")\n2. python()\n```\n<code with $1>\n```'
+    ), "a tool that takes code is shown"
+    for form in (plan_form([SEARCH]), plan_form([read_file, SEARCH]), plan_form([*TOOLS.values()])):
+        assert "..." not in form
+        assert "…" not in form
+
+
+OPEN = "```python\n"
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [
+        ("1. python()\n```\nx = '\\n'\n\n2. no\n```\n2. sql('')", [{"code": "x = '\\n'\n\n2. no"}, {"statement": ""}]),
+        ("1. python()\n\n  ```py\n  if x:\n    y\n  ```\n2. sql('a')", [{"code": "if x:\n  y"}, {"statement": "a"}]),
+        ("1. **`python()`**:\n~~~\n```\n~~~~\n~~~\nThat is all.", [{"code": "```\n~~~~"}]),
+        ("1. save('a.md')\n````md\n```\nx\n```\n````", [{"name": "a.md", "text": "```\nx\n```"}]),
+        ("1. save(text='t')\n```\na.md\n```", [{"text": "t", "name": "a.md"}]),
+        ("```\n1. python()\n```sql\nx\n```\n2. sql('a')\n```", [{"code": "x"}, {"statement": "a"}]),
+        # The plan's own fence, no block.
+        ("```\n1. python()\n```\nand more\n```", [None]),
+        ("```\n1. sql('a')\n2. sql('b')\n```\nThat is all.", [{"statement": "a"}, {"statement": "b"}]),
+        # Nothing is missing, or more than a text.
+        ("1. sql('a')\n```\nb\n```", [{"statement": "a"}]),
+        ("1. save()\n```\na\n```", [None]),
+        ("1. count()\n```\n3\n```", [None]),
+        ("1. python(limit=3)\n```\nx\n```", [None]),
+        # What cannot be read exactly.
+        (f"1. python()\n{OPEN}2. sql('no')\n", [None]),
+        (f"1. python()\n{OPEN}x\n```\n```\ny\n```", [None]),
+        (f"1. python()\nHere it is:\n{OPEN}x\n```", [None]),
+        (f"1. python(code=<code>)\n{OPEN}x\n```", [None]),
+        (f"1. python()\n{OPEN}<code>\n```", [None]),
+        (f"1. python\n{OPEN}x\n```", [None]),
+    ],
+)  # fmt: skip
+def test_block_under_a_call_is_the_text_that_it_lacks(plan: str, expected: list[dict[str, Any] | None]) -> None:
+    @tool
+    def save(name: str, text: str, mode: str = "w") -> str:
+        """Save a text."""
+        return ""
+
+    @tool
+    def count(most: int) -> str:
+        """Count."""
+        return ""
+
+    lines = parse_plan(f"I do it.\n\nPlan:\n{plan}", TOOLS | {"save": save, "count": count})
+    assert [line.arguments for line in lines] == expected
 
 
 def test_line_that_references_itself_or_a_later_line_is_incomplete() -> None:
     first, second, third = parse_plan('Plan:\n1. sql("SELECT $1")\n2. calculator("$1 * $3")\n3. sql("$9 $1")', TOOLS)
     assert (first.arguments, second.arguments) == (None, None)
-    assert second.text == 'calculator("$1 * ...")'
+    assert second.text == 'calculator("$1 * <unknown>")'
+    assert second.without_references() == 'calculator("<result 1> * <unknown>")'
     assert second.references == {1}
     assert third.arguments == {"statement": "$9 $1"}, "no line has this number: it is an amount of money"
+
+
+def test_plan_is_numbered_from_one_or_after_earlier_results() -> None:
+    for first, known, expected in ((3, 2, [3, 4]), (1, 2, [1, 2]), (3, 0, []), (2, 2, [])):
+        text = f'Plan:\n{first}. sql("$2")\n{first + 1}. sql("b")'
+        assert [line.number for line in parse_plan(text, TOOLS, known)] == expected
+    assert parse_plan('Plan:\n3. sql("$2")', TOOLS, 2)[0].references == {2}
+    assert parse_plan('Plan:\n1. sql("$1")', TOOLS, 2)[0].arguments is None, "1 is its own number"
 
 
 def fill(line: str, **results: str) -> dict[str, Any] | None:
@@ -288,7 +348,15 @@ def test_numbers_begin_lines_except_in_triple_quotes() -> None:
 
 
 def test_64_kilobytes_of_a_plan_are_read_in_linear_time() -> None:
-    for text in ("'\\'" * 16_000, '"' * 64_000, "(" * 64_000, 'python("""' + "\n2. x" * 13_000, "$1" * 32_000):
+    for text in (
+        "'\\'" * 16_000,
+        '"' * 64_000,
+        "(" * 64_000,
+        'python("""' + "\n2. x" * 13_000,
+        "$1" * 32_000,
+        ")\n```\n2. sql(" * 6_000,
+        ")\n```a\n2. sql(" * 6_000 + ")\n~~~",
+    ):
         started = time.process_time()
         parse_plan(f"Plan:\n1. sql({text}", TOOLS)
         parse_plan(f"Plan:\n1. {text}", TOOLS)

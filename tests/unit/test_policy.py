@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from lookahead_agent.bench.config import TaskConfig, configurations_of
 from lookahead_agent.errors import PolicyError
 from lookahead_agent.policy import POLICIES, VerifierPolicy, as_policy
+from lookahead_agent.verifiers import DraftStep, StepPair, Verdict
+from tests.unit.chat import scripted_chat, scripted_engines
 
 
 def test_policy_names_and_their_order() -> None:
@@ -79,6 +83,101 @@ def test_explicit_threshold_takes_precedence_over_a_certificate() -> None:
 def test_unusable_values_are_rejected(fields: dict[str, object], message: str) -> None:
     with pytest.raises(PolicyError, match=re.escape(message)):
         as_policy(fields)
+
+
+class SameLength:
+    """A verifier of one's own, whose instances have no hash."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SameLength)
+
+    async def verify(self, pair: StepPair) -> Verdict:
+        return Verdict(len(pair.draft.text) == len(pair.target.text), "length")
+
+
+class DraftOnly:
+    async def verify_draft(self, step: DraftStep) -> Verdict:
+        return Verdict(True, "any")
+
+
+class Synchronous:
+    def verify(self, pair: StepPair) -> Verdict:
+        return Verdict(True, "any")
+
+
+class NeedsMore:
+    def __init__(self, more: int) -> None:
+        self.more = more
+
+
+INSTANCE = SameLength()
+HERE = __name__
+
+
+def test_own_verifier_is_an_instance_or_a_name_wherever_a_policy_is_named() -> None:
+    for policy in (
+        VerifierPolicy(verifier=SameLength()),
+        as_policy({"verifier": SameLength()}),
+        as_policy({"verifier": f"{HERE}:SameLength"}),
+        as_policy(f"{HERE}:SameLength"),
+        as_policy(f"{HERE}:INSTANCE"),
+        as_policy(f"{HERE}:SameLength:depth=3:delimiter=/:/"),
+    ):
+        assert isinstance(policy.own_verifier, SameLength)
+        assert scripted_engines("a").verifier(policy) is policy.own_verifier
+        assert (policy.speculates, policy.draft_first, policy.asks_judge, policy.embeds) == (True, False, False, False)
+        assert isinstance(hash(policy), int)
+        assert "SameLength" in policy.explain() or "INSTANCE" in policy.explain()
+    assert (policy.depth, policy.name) == (3, f"{HERE}:SameLength:depth=3:delimiter=/:/")
+    assert as_policy(f"{HERE}:DraftOnly").draft_first
+    named = as_policy(f"{HERE}:SameLength")
+    assert (
+        VerifierPolicy.model_validate_json(named.model_dump_json(exclude_unset=True)).own_verifier is named.own_verifier
+    )
+    with pytest.raises(ValueError, match="name module:Class"):
+        VerifierPolicy(verifier=SameLength()).model_dump_json()
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (
+            "gone_module:Class",
+            "'gone_module:Class' cannot be imported from this folder or Python's path: .*gone_module",
+        ),
+        (f"{HERE}:Gone", "cannot be imported .*Gone"),
+        (f"{HERE}:NeedsMore", "cannot be imported .*more"),
+        (f"{HERE}:Synchronous", "is no verifier: it has neither `async def verify"),
+        (f"{HERE}:HERE", "is no verifier"),
+        (f"{HERE}:SameLength:similarity=0.5", "does not use similarity"),
+        ({"verifier": SameLength}, "is a class: give an instance"),
+        ({"verifier": 3}, "an object of int is no verifier"),
+        ({"verifier": "gone"}, "there is no verifier 'gone': choose one of"),
+        ("balanced:strict", "'strict' in 'balanced:strict' is not FIELD=VALUE"),
+        ("swift", "no policy is called 'swift': choose one of .* your own, as module:Class"),
+    ],
+)
+def test_what_is_no_verifier_is_one_error_before_any_model_loads(policy: Any, message: str) -> None:
+    with pytest.raises(PolicyError, match=message):
+        as_policy(policy)
+
+
+def test_own_verifier_decides_in_a_chat_and_in_a_node() -> None:
+    replies = {"target": "Two is 2.\n\nSo it is 4.", "draft": "2 is two.\n\nSo it is 5."}
+    policy = VerifierPolicy(verifier=SameLength(), depth=2)
+    for fields in ({"policy": policy}, {"policies": {"planner": policy}}):
+        llm = scripted_chat(lambda _: replies["target"], lambda _: replies["draft"], **fields)
+        reply = llm.invoke("?", node="planner")
+        assert reply.text == replies["draft"]
+        assert reply.response_metadata["lookahead"]["accepted"] == 2
+        assert llm.model_copy().invoke("?", node="planner").text == replies["draft"]
+    task = TaskConfig(modes=("lr",), policies=(f"{HERE}:SameLength",), depths=(2,))
+    measured = [each for each in configurations_of(task) if each.mode == "lr"]
+    assert [each.policies({})[0] for each in measured] == [f"{HERE}:SameLength:depth=2"]
+    with pytest.raises(PolicyError, match="cannot be imported"):
+        configurations_of(TaskConfig(modes=("lr",), policies=("gone_module:Class",)))
 
 
 def test_changes_after_a_name_are_applied_or_rejected() -> None:

@@ -36,6 +36,7 @@ from lookahead_agent.sandbox import (
     run_isolated,
 )
 from lookahead_agent.sandbox.seccomp import system_call_filter
+from lookahead_agent.sandbox.worker import LANGUAGES, code_blocks
 from tests.unit.escapes import ESCAPES, EXHAUSTIONS
 from tools import python_code
 from tools.python_code import make_python_tool, python
@@ -375,6 +376,60 @@ def test_errors_name_the_exception_and_its_line(isolation: Isolation) -> None:
     assert "SyntaxError" in attempt("def", isolation)
     assert "null bytes" in attempt("print(1)\0", isolation)
     assert attempt("raise SystemExit('no')", isolation) == "the code failed:\nno\n"
+
+
+NOTEBOOK = """
+import argparse, dataclasses, inspect, pickle, sys, warnings
+@dataclasses.dataclass
+class A: x: int = 1
+def f(): return 2
+async def g(): return 3
+print(pickle.loads(pickle.dumps(A())), inspect.getsource(f), await g(), sys.argv)
+parser = argparse.ArgumentParser()
+parser.add_argument('--n', default=4)
+print(parser.parse_args().n)
+help(len)
+warnings.warn('old')
+await g()
+"""
+
+
+@pytest.mark.parametrize("isolation", [*BACKENDS, "none"], indirect=True)
+def test_code_runs_as_in_a_notebook(isolation: Isolation) -> None:
+    output = attempt(NOTEBOOK, isolation)
+    assert output.startswith("A(x=1) def f(): return 2\n 3 ['code.py']\n4\nHelp on built-in function len")
+    assert "code.py:12: UserWarning: old\n  warnings.warn('old')\n" in output
+    assert output.endswith("3\n")
+    for end in ("exit()", "quit()", "exit(0)", "import sys\nsys.exit()", "raise SystemExit"):
+        assert attempt(f"print(1)\n{end}\nprint(2)", isolation) == "1\n"
+    assert attempt("import sys\nprint(1)\nsys.exit(3)", isolation) == "the code failed:\n1\nSystemExit in line 3: 3\n"
+    odd = "class E(Exception):\n  def __str__(self): return 1 / 0\nraise E"
+    assert attempt(odd, isolation) == "the code failed:\nE in line 3: its message cannot be shown\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "output"),
+    [
+        ("```python\nprint(3)\n```", "3\n"),
+        ("```py\r\nprint(3)\r\n```\r\n", "3\n"),
+        ("```\nprint(3)", "3\n"),
+        ("~~~python\nprint(3)\n~~~", "3\n"),
+        ("```python print(3)```", "3\n"),
+        ("`print(3)`", "3\n"),
+        ("Here it is:\n  ```python\n  if 1:\n    print(3)\n  ```\nOutput:\n```\n4\n```", "3\n"),
+        ("```python\nx = 3\n```\n\nThen:\n```python\nprint(x)\n```", "3\n"),
+        ("print('''\n```python\n1\n```''')", "\n```python\n1\n```\n"),
+    ],
+)
+def test_code_in_markdown_fences_runs(text: str, output: str) -> None:
+    assert attempt(text, "none") == output
+
+
+@pytest.mark.parametrize("text", ["```" * 50_000, "`" * 150_000, "```\n" * 30_000, "~~~ " * 50_000, "a `" * 50_000])
+def test_fences_are_found_in_linear_time(text: str) -> None:
+    begin = time.process_time()
+    code_blocks(text, LANGUAGES)
+    assert time.process_time() - begin < 20
 
 
 @pytest.mark.parametrize("isolation", BACKENDS, indirect=True)

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import json
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
+import docx
 import numpy as np
+import openpyxl
+import pptx
 import pytest
 from pypdf import PdfWriter
 from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
@@ -76,6 +81,122 @@ def test_embeddings_find_passages_without_a_common_word(folder: Path) -> None:
 
     assert DocumentIndex(folder).search("business hours") == []
     assert DocumentIndex(folder, embed).search("business hours")[0].source == "opening.txt:1-1"
+
+
+@pytest.mark.parametrize(
+    ("text", "question"),
+    [
+        ("東京の天気は晴れです。大阪は雨です。", "東京"),
+        ("年次有給休暇は二十日です。", "有給休暇は何日ですか"),
+        ("举头望明月，低头思故乡。", "故乡"),
+        ("緑茶", "茶"),
+        ("초과근무는 사전 승인이 필요합니다.", "초과근무 승인"),
+        (unicodedata.normalize("NFD", "초과근무는 사전 승인이"), "승인"),
+        ("कर्मचारियों को बीस दिन की छुट्टी मिलती है।", "छुट्टी"),
+        ("พนักงานลาพักร้อนได้สิบวัน", "ลาพักร้อน"),
+        (unicodedata.normalize("NFD", "Die Kündigungsfrist beträgt drei Monate."), "KÜNDIGUNGSFRIST"),
+        ("Die Kündigungsfrist beträgt drei Monate.", unicodedata.normalize("NFD", "Kündigungsfristen")),
+        ("Le délai de préavis est de trois mois.", "delai preavis"),
+        ("Les employés sont payés.", "employée"),
+        ("Срок уведомления составляет три месяца.", "сроки"),
+        ("Employees receive refunds.", "employee refund"),
+        ("Full ｗｉｄｔｈ", "width"),
+    ],
+)
+def test_words_of_many_languages_are_found(text: str, question: str, tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text(text)
+    (tmp_path / "b.md").write_text("Something else.")
+    assert DocumentIndex(tmp_path).search(question)[0].source == "a.md:1-1"
+
+
+def test_rows_keep_the_names_of_their_columns(tmp_path: Path) -> None:
+    rows = [["order", "customer", "total_eur"], *([f"{number}", f"Customer{number}", "7"] for number in range(1, 60))]
+    for name, delimiter in (("a.csv", ","), ("b.csv", ";"), ("c.tsv", "\t")):
+        (tmp_path / name).write_text("\n".join(map(delimiter.join, rows)))
+    table = ["| " + " | ".join(row) + " |" for row in rows]
+    (tmp_path / "d.md").write_text("\n".join(["# Orders", "", table[0], "|---|---|---|", *table[1:]]))
+    wide = [[f"column{number}" for number in range(900)], [f"value{number}" for number in range(900)]]
+    (tmp_path / "wide.csv").write_text("\n".join(map(",".join, wide)))
+    (tmp_path / "lines.csv").write_text('a,b\n1,"two\nlines"\n' + "3,needle\n" * 20)
+    index = DocumentIndex(tmp_path)
+    found = {passage.source.partition(":")[0]: passage for passage in index.search("Customer40", 20)}
+    assert sorted(found) == ["a.csv", "b.csv", "c.tsv", "d.md"]
+    assert all("total_eur" in passage.text and "Customer40" in passage.text for passage in found.values())
+    assert found["a.csv"].source == "a.csv:37-48"
+    assert "column700: value700" in index.search("value700")[0].text
+    assert {passage.source for passage in index.search("needle")} == {"lines.csv:1-13", "lines.csv:14-23"}
+
+
+def test_documents_of_many_kinds_are_read(tmp_path: Path) -> None:
+    document = docx.Document()
+    document.add_heading("Contract", 1)
+    document.add_table(2, 1).cell(1, 0).text = "wordcell"
+    document.save(str(tmp_path / "a.docx"))
+    book = openpyxl.Workbook()
+    book.active.append(["name", "price"])
+    book.active.append(["sheetcell", 2.5])
+    book.save(tmp_path / "b.xlsx")
+    slides = pptx.Presentation()
+    slides.slides.add_slide(slides.slide_layouts[0]).shapes.title.text = "slidetitle"
+    slides.save(str(tmp_path / "c.pptx"))
+    (tmp_path / "d.html").write_text("<title>T</title><p>pagetext<p hidden>secret")
+    (tmp_path / "e.ipynb").write_text(json.dumps({"cells": [{"source": ["celltext"]}]}))
+    (tmp_path / "f.json").write_text(json.dumps([{"city": "Köln"}]))
+    (tmp_path / "g.jsonl").write_text('{"a": "jsonline"}\n{}')
+    (tmp_path / "README").write_text("readmetext")
+    (tmp_path / "h.yaml").write_bytes("a: utfsixteen".encode("utf-16"))
+    (tmp_path / "i.csv").write_bytes("Stadt;Größe\nKöln;groß\nMünchen;größer\n".encode("cp1252"))
+    (tmp_path / "j.txt").write_bytes("Срок уведомления составляет три месяца. Это важно для всех.".encode("cp1251"))
+    (tmp_path / "k.txt").write_bytes("年次有給休暇は二十日です。申請は上司に出してください。".encode("cp932"))
+    index = DocumentIndex(tmp_path)
+    for question, source in (
+        ("wordcell", "a.docx"), ("sheetcell", "b.xlsx, sheet Sheet, rows 1-2"), ("slidetitle", "c.pptx, slide 1"),
+        ("pagetext", "d.html"), ("celltext", "e.ipynb, cell 1"), ("city", "f.json, item 1"),
+        ("jsonline", "g.jsonl:1-2"),
+        ("readmetext", "README:1-1"), ("utfsixteen", "h.yaml:1-1"), ("München", "i.csv:1-3"), ("месяца", "j.txt:1-1"),
+        ("有給休暇", "k.txt:1-1"),
+    ):  # fmt: skip
+        assert [passage.source for passage in index.search(question, 1)] == [source], question
+    assert index.search("secret") == []
+    assert sorted(index.left_out) == ["i.csv", "j.txt", "k.txt"]
+    assert index.left_out["i.csv"] == "it is not UTF-8, and was read as cp1252"
+
+
+def test_documents_that_are_left_out_are_named_with_the_reason(folder: Path) -> None:
+    (folder / "scan.pdf").unlink(missing_ok=True)
+    write_pdf(folder / "scan.pdf", "")
+    (folder / "bad.docx").write_bytes(b"PK\3\4 tea")
+    (folder / "id_rsa").write_text("tea")
+    (folder / "empty.md").write_text("")
+    tool = make_search_tool(folder)
+    answer = tool.invoke({"question": "zebra"})
+    for reason in (
+        "scan.pdf: it has no text", "bad.docx: it is left out from where it cannot be read: BadZipFile",
+        "id_rsa: its name is a secret's", "picture.png: it is no text and no kind that is read: .docm",
+        "empty.md: it is empty", "link.txt: it is a link", "broken.pdf: it is left out",
+    ):  # fmt: skip
+        assert reason in answer
+    assert answer.startswith("nothing fits: try other words (not searched: ")
+
+
+def test_changed_documents_are_read_again(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def embed(texts: Sequence[str]) -> np.ndarray:
+        calls.append(len(texts))
+        return np.ones((len(texts), 1))
+
+    (tmp_path / "a.md").write_text("The code is 1111.")
+    (tmp_path / "b.md").write_text("Bonn has a zebra.")
+    (tmp_path / "c.md").write_text("This stays.")
+    index = DocumentIndex(tmp_path, embed)
+    (tmp_path / "new.md").write_text("The giraffe lives in Ulm.")
+    (tmp_path / "a.md").write_text("The code is 2222.")
+    (tmp_path / "b.md").unlink()
+    assert "Ulm" in index.search("giraffe")[0].text
+    assert index.search("code")[0].text == "The code is 2222."
+    assert not any("zebra" in passage.text for passage in index.search("zebra"))
+    assert calls == [1, 1, 1, 1, 1, 1, 1, 1], "documents and questions, and none twice"
 
 
 def test_empty_or_missing_folder_raises(tmp_path: Path) -> None:

@@ -159,13 +159,22 @@ def test_agent_calls_async_tools_in_invoke_and_ainvoke() -> None:
     ("text", "message"),
     [
         ("{", r"s.json: Expecting property name"),
-        ("[]", "s.json: Input should be a valid dictionary"),
-        ("{}", "s.json: mcpServers: Field required"),
+        ("[]", 's.json: there is neither "mcpServers" nor "servers"'),
+        ("{}", 's.json: there is neither "mcpServers" nor "servers"'),
+        ('{"servers": []}', "s.json: the servers have to be an object"),
+        ('{"servers": {"a": 1}}', "the server 'a' has to be an object"),
+        ('{"servers": {"a": {"url": "x"}}, "mcpServers": {"a": {"url": "y"}}}', "the server 'a' occurs twice"),
         ('{"mcpServers": {"a": {}}}', "the server 'a' needs either a command or a url"),
         ('{"mcpServers": {"a": {"command": "x", "url": "y"}}}', "the server 'a' needs either a command or a url"),
-        ('{"mcpServers": {"a": {"command": ["x"]}}}', "s.json: mcpServers.a.command: Input should be a valid string"),
-        ('{"mcpServers": {"a": {"url": "x", "type": "ws"}}}', "s.json: mcpServers.a.type: Input should be"),
-        ('{"mcpServers": {"a": {"command": "${UNSET_VARIABLE}"}}}', "UNSET_VARIABLE is not set"),
+        (
+            '{"mcpServers": {"a": {"command": ["x"]}}}',
+            "s.json: the server 'a': command: Input should be a valid string",
+        ),
+        ('{"mcpServers": {"a": {"url": "x", "type": "ws"}}}', "s.json: the server 'a': type: Input should be"),
+        (
+            '{"mcpServers": {"a": {"command": "${UNSET_VARIABLE}"}}}',
+            "the environment variable UNSET_VARIABLE, which is not set",
+        ),
         ("\udcff", "s.json: 'utf-8' codec can't decode"),
     ],
 )
@@ -190,6 +199,83 @@ def test_mcp_file_is_read_with_environment_variables(tmp_path: Path, monkeypatch
     assert (parsed["shop"].env, parsed["shop"].args) == ({"TOKEN": "t0ken"}, ["-m", "shop"])
     assert (parsed["web"].url, parsed["web"].headers) == ("https://example.org/mcp", {"Authorization": "Bearer t0ken"})
     assert parsed["old"].type == "sse"
+
+
+RUN, AT = {"command": "npx"}, {"url": "http://h/mcp"}
+FULL = {"command": "npx", "args": ["-y", "x"], "type": "stdio"}
+ENVIRONMENT = {"TOKEN": "t0ken", "INPUT_SHOP_KEY": "k3y"}
+
+
+@pytest.mark.parametrize(
+    ("entry", "fields"),
+    [
+        (RUN | {"env": {"T": "${env:TOKEN}", "N": 8080, "gone": None}}, RUN | {"env": {"T": "t0ken", "N": "8080"}}),
+        (RUN | {"args": ["${TOKEN}", "${GONE:-d}", "${VAR:+x}"]}, RUN | {"args": ["t0ken", "d", "${VAR:+x}"]}),
+        (RUN | {"environment": {"A": "b"}}, RUN | {"env": {"A": "b"}}),
+        (RUN | {"env": {"K": "${input:shop-key}"}}, RUN | {"env": {"K": "k3y"}}),
+        (RUN | {"cwd": "${workspaceFolder}${/}${workspaceFolderBasename}"}, RUN | {"cwd": "FOLDER/NAME"}),
+        (RUN | {"args": ["${userHome}${pathSeparator}x"]}, RUN | {"args": [str(Path.home() / "x")]}),
+        (RUN | {"envFile": "own.env", "env": {"B": "2"}}, RUN | {"env": {"A": "1 $X", "B": "2"}}),
+        (RUN | {"timeout": 60, "autoApprove": [], "disabledTools": []}, RUN | {"timeout": 60.0}),
+        (RUN | {"tools": ["*"], "description": "d", "_comment": "c", "//": "c"}, RUN),
+        (FULL | {"alwaysAllow": ["x"]}, FULL),
+        (FULL | {"type": "local", "url": None, "headers": {}}, FULL),
+        (AT | {"headers": {"A": "Bearer ${env:TOKEN}"}}, AT | {"headers": {"A": "Bearer t0ken"}}),
+        (AT | {"requestInit": {"headers": {"A": "x"}}}, AT | {"headers": {"A": "x"}}),
+        (AT | {"transport": "sse"}, AT | {"type": "sse"}),
+        (AT | {"transport": "streamable_http", "type": "streamableHttp"}, AT | {"type": "http"}),
+        ({"httpUrl": "http://h/mcp", "type": "http"}, AT | {"type": "http"}),
+        ({"serverUrl": "http://h/mcp"}, AT),
+        (RUN | {"disabled": True, "args": ["${GONE}"]}, None),
+        (RUN | {"enabled": False}, None),
+    ],
+)  # fmt: skip
+def test_keys_of_other_clients_have_their_meaning(
+    tmp_path: Path, entry: dict[str, Any], fields: dict[str, Any] | None
+) -> None:
+    (tmp_path / "own.env").write_text("A='1 $X'\nB=1\n")
+    file = tmp_path / ".vscode" / "mcp.json"
+    file.parent.mkdir()
+    text = f'\ufeff// servers of "VS Code"\n{{"SECTION": {{"s": {json.dumps(entry)[:-1]}, /* "x" */ }},}},}}'
+    for section in ("servers", "mcpServers"):
+        file.write_text(text.replace("SECTION", section), encoding="utf-8")
+        read = {
+            name: server.model_dump(exclude_defaults=True) for name, server in read_servers(file, ENVIRONMENT).items()
+        }
+        own = json.dumps(read).replace(str(tmp_path), "FOLDER").replace(tmp_path.name, "NAME")
+        assert json.loads(own) == ({} if fields is None else {"s": fields})
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (RUN | {"env": {"T": "${env:GONE}"}}, "the server 's' needs the environment variable GONE"),
+        (RUN | {"args": ["${input:api key}"]}, r"has \$\{input:api key\} \(Key of the shop\), .* INPUT_API_KEY$"),
+        (RUN | {"args": ["${command:pick}"]}, r"has \$\{command:pick\}, which only an editor knows"),
+        (RUN | {"args": ["${config:x.y}"]}, r"has \$\{config:x.y\}"),
+        (RUN | {"envFile": "gone.env"}, "has 'envFile', and there is no file .*gone.env"),
+        *[
+            (RUN | {key: ["x"]}, f"has '{key}', which has no effect here: remove it, and select tools")
+            for key in ("disabledTools", "enabledTools", "includeTools", "excludeTools", "tools")
+        ],
+        (RUN | {"sandbox": True}, "has 'sandbox', which has no effect here"),
+        (AT | {"auth": {"id": "x"}}, "has 'auth', which has no effect here: put a token"),
+        (AT | {"requestInit": {"mode": "cors", "headers": {"A": "x"}}}, "has 'requestInit'"),
+        (AT | {"headers": {"A": "y"}, "requestInit": {"headers": {"A": "x"}}}, "has 'requestInit', which contradicts"),
+        (AT | {"type": "http", "transport": "sse"}, "has 'transport', which contradicts"),
+        (AT | {"type": "stdio"}, "has a url, which contradicts the type 'stdio'"),
+        (RUN | {"type": "sse"}, "has a command, which contradicts the type 'sse'"),
+        (RUN | {"headers": {"A": "x"}}, "has a command, for which 'headers' has no effect"),
+        (AT | {"env": {"A": "x"}}, "has a url, for which 'env' has no effect"),
+        (RUN | {"timeout": 60_000}, "timeout: Input should be less than or equal to 3600"),
+        (RUN | {"disabled": "yes"}, "has 'disabled', which has to be true or false"),
+    ],
+)  # fmt: skip
+def test_keys_without_a_meaning_here_are_refused_by_name(tmp_path: Path, entry: dict[str, Any], message: str) -> None:
+    inputs = [{"id": "api key", "type": "promptString", "description": "Key of the shop"}]
+    (tmp_path / "s.json").write_text(json.dumps({"mcp": {"servers": {"s": entry}}, "inputs": inputs}))
+    with pytest.raises(ConfigurationError, match=message):
+        read_servers(tmp_path / "s.json", ENVIRONMENT)
 
 
 def test_variables_of_an_mcp_file_are_read_in_linear_time(tmp_path: Path) -> None:

@@ -12,12 +12,14 @@ from pathlib import Path
 import httpx
 import pytest
 
+from lookahead_agent.agents.tool_sources import load_tools
+from lookahead_agent.errors import ConfigurationError
 from tools.calculator import calculator
 from tools.files import make_file_tools, read_text, write_text
 from tools.http_get import HttpLimits, fetch, make_http_tool
 from tools.python_code import make_python_tool
 from tools.search_documents import make_search_tool
-from tools.sql import SqlLimits, make_sql_tool, query, schema
+from tools.sql import SqlLimits, database_path, make_sql_tool, query, schema
 
 
 @pytest.fixture
@@ -89,8 +91,7 @@ def test_schema_lists_tables_and_columns_without_indexes(tmp_path: Path) -> None
         "Rich(Name)",
         '"group"(x REFERENCES Employee, "a""b c")',
     ]
-    with pytest.raises(ValueError, match="only SELECT"):
-        query(path, "SELECT * FROM pragma_table_list")
+    assert query(path, "SELECT name FROM pragma_table_info('group')") == 'name\nx\na"b c'
 
 
 def test_long_schema_is_truncated_with_a_note(tmp_path: Path) -> None:
@@ -101,6 +102,71 @@ def test_long_schema_is_truncated_with_a_note(tmp_path: Path) -> None:
     shown = schema(path)
     assert 45_000 < len(shown) <= 50_000
     assert "FROM sqlite_master shows the others" in shown.splitlines()[-1]
+
+
+VIRTUAL = """
+    CREATE TABLE orders(id INTEGER PRIMARY KEY, tags JSON);
+    INSERT INTO orders VALUES (1, '["tea","gift"]'), (2, '["coffee"]');
+    CREATE VIRTUAL TABLE notes USING fts5(title, body);
+    INSERT INTO notes VALUES ('one', 'green tea'), ('two', 'black coffee');
+    CREATE VIRTUAL TABLE words USING fts5vocab('notes', 'row');
+    CREATE VIRTUAL TABLE old USING fts4(body);
+    INSERT INTO old VALUES ('green tea');
+    CREATE VIRTUAL TABLE area USING rtree(id, low, high);
+    INSERT INTO area VALUES (1, 0, 10), (2, 20, 30);
+"""
+
+
+def test_virtual_tables_are_read_and_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "virtual.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript(VIRTUAL)
+    before = path.read_bytes()
+    assert "notes(title, body)\nold(body)\n" in schema(path)
+    assert "area(id INT, low REAL, high REAL)" in schema(path)
+    for statement, result in (
+        ("SELECT o.id FROM orders o, json_each(o.tags) t WHERE t.value = 'tea'", "1"),
+        ("SELECT count(*) FROM orders, json_tree(tags) WHERE type = 'text'", "3"),
+        ("SELECT title FROM notes('coffee') ORDER BY rank", "two"),
+        ("SELECT highlight(notes, 1, '<', '>') FROM notes WHERE notes MATCH 'tea'", "green <tea>"),
+        ("SELECT count(*) FROM words", "6"),
+        ("SELECT offsets(old) FROM old WHERE body MATCH 'tea'", "0 0 6 3"),
+        ("SELECT id FROM area WHERE low > 5", "2"),
+        ("SELECT count(*) FROM pragma_table_info('orders')", "2"),
+        ("PRAGMA user_version", "0"),
+        ("```sql\nSELECT 7\n```", "7"), ("`SELECT 7`", "7"), ("SQL: SELECT 7", "7"), ("Query:\n```\nSELECT 7", "7"),
+    ):  # fmt: skip
+        assert query(path, statement) == result, statement
+    for statement in (
+        "INSERT INTO notes(notes) VALUES ('rebuild')", "SELECT optimize(old) FROM old", "DELETE FROM area_node",
+        "UPDATE sqlite_master SET sql = ''", "PRAGMA user_version = 5", "SELECT * FROM pragma_user_version(5)",
+        "SELECT * FROM pragma_database_list", "PRAGMA hard_heap_limit = 0", "CREATE VIRTUAL TABLE z USING fts5(a)",
+        "WITH x AS (SELECT 1) DELETE FROM orders", "SELECT rtreecheck('area')", "SELECT fts3_tokenizer('simple')",
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"only SELECT|SQLite says"):
+            query(path, statement)
+    assert (path.read_bytes(), os.listdir(tmp_path)) == (before, ["virtual.sqlite"])
+
+
+def test_a_database_is_named_by_its_path_or_url(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(database.parent)
+    monkeypatch.setenv("HOME", str(database.parent))
+    name = database.name
+    for address in (
+        name, f"~/{name}", f"sqlite:///{name}", f"sqlite:///{database}", f"sqlite+pysqlite:///{name}?timeout=5",
+        f"sqlite:///file:{name}?mode=ro&uri=true", f"file:{name}?mode=ro", f"file://{database}", f"file:%73{name[1:]}",
+    ):  # fmt: skip
+        assert database_path(address).resolve() == database.resolve(), address
+        assert make_sql_tool(address).invoke({"statement": "SELECT count(*) FROM items"}) == "100"
+    for address in ("postgresql://u:pass-w0rd@none.invalid/shop", "oracle://u:pass-w0rd@db/shop"):
+        with pytest.raises(ValueError, match="SQLite") as caught:
+            make_sql_tool(address)
+        with pytest.raises(ConfigurationError, match="SQLite") as outer:
+            load_tools([f"sql:{address}"])
+        assert "pass-w0rd" not in f"{caught.value} {outer.value}"
+    for address in ("sqlite://", "sqlite:///:memory:"):
+        with pytest.raises(ValueError, match="names no file"):
+            make_sql_tool(address)
 
 
 @pytest.mark.parametrize(
@@ -195,6 +261,21 @@ def test_file_tools_read_and_write_text_files(tmp_path: Path) -> None:
     assert "longer than" in write.invoke({"name": "big", "text": "x" * (2 << 20)})
     with pytest.raises(ValueError, match="no folder"):
         make_file_tools(tmp_path / "nowhere")
+    assert "has 3 lines: there is none from first_line=4 on" in read.invoke({"name": "notes/plan.md", "first_line": 4})
+    late = read.invoke({"name": "notes/plan.md", "first_line": 3, "first_character": 6})
+    assert "has 5 characters from first_line=3 on" in late
+
+
+def test_files_keep_their_line_ends(tmp_path: Path) -> None:
+    read, write = make_file_tools(tmp_path)
+    path = tmp_path / "f.txt"
+    for data in (b"a\r\nb\r\n", b"a\nb\n", b"a\r\nb\n", b"a\nb", b"a\r\nb", b"a\n\n\n", b"a\rb", b""):
+        path.write_bytes(data)
+        write.invoke({"name": "f.txt", "text": read.invoke({"name": "f.txt"})})
+        assert path.read_bytes() == data
+    path.write_bytes(b"a\r\nb\r\n")
+    assert write.invoke({"name": "f.txt", "text": "a\nc\n"}) == "wrote 6 bytes to f.txt"
+    assert path.read_bytes() == b"a\r\nc\r\n", "a model writes line feeds only"
 
 
 @pytest.mark.parametrize(
@@ -240,7 +321,7 @@ def test_pages_are_fetched_as_text() -> None:
         requests.append(request)
         return httpx.Response(200, html=page)
 
-    assert get("https://example.org/tea?x=1", handler) == "Tea\nLeaves & water."
+    assert get("https://example.org/tea?x=1", handler) == "# x\n\n# Tea\n\nLeaves & water."
     assert requests[0].url.host == PUBLIC, "the request goes to the address that was checked"
     assert requests[0].headers["Host"] == "example.org"
     assert requests[0].extensions["sni_hostname"] == "example.org"
@@ -318,7 +399,10 @@ def test_redirects_are_checked_like_the_first_url() -> None:
 @pytest.mark.parametrize(
     ("response", "message"),
     [
-        (httpx.Response(404), "answered 404"),
+        (httpx.Response(404), "answered 404 Not Found"),
+        (httpx.Response(422, json={"detail": "city is missing"}), 'answered 422 .*: {"detail":"city is missing"}'),
+        (httpx.Response(403, html="<p>Sign <b>in</b>.</p>"), r"answered 403 Forbidden: Sign \*\*in\*\*\."),
+        (httpx.Response(500, content=b"\x89PNG", headers={"Content-Type": "image/png"}), "500 Internal Server Error$"),
         (httpx.Response(200, content=b"x" * 2000), "longer than 1000 bytes"),
         (httpx.Response(200, content=b"x", headers={"Content-Type": "image/png"}), "image/png"),
     ],
@@ -326,6 +410,48 @@ def test_redirects_are_checked_like_the_first_url() -> None:
 def test_unusable_responses_raise(response: httpx.Response, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         get("http://example.org/", lambda _: response, limits=HttpLimits(size=1000))
+
+
+@pytest.mark.parametrize(
+    ("html", "text"),
+    [
+        ("<table><tr><th>Year<th>2024<tr><td>Sales<td>12</table>", "| Year | 2024 |\n| --- | --- |\n| Sales | 12 |"),
+        ("<select><option>2024<option>2025</select><button>Next</button><button>Back</button>", "2024 2025 Next Back"),
+        ("<p>10<sup>6</sup>", "10^6^"),
+        ("<a href='next?page=2'>Next</a>", "[Next](http://example.org/a/next?page=2)"),
+        ("<title>Report</title><p>x", "# Report\n\nx"),
+        ("<img src=/a.png alt='7 %'>", "![7 %](http://example.org/a.png)"),
+        ("<ul><li>12<li>34</ul>", "12\n34"),
+        (
+            "<style>.h{display:none} .m{display:none} @media print{.m{display:block}}</style><p class=h>1<p hidden>2"
+            "<p style='display:none'>3<p style='visibility: hidden'>4<input type=hidden value=5><p class=m>Tea.",
+            "Tea.",
+        ),
+    ],
+)
+def test_pages_become_markdown(html: str, text: str) -> None:
+    assert " ".join(get("http://example.org/a/b", lambda _: httpx.Response(200, html=html)).split(" ")) == text
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["application/ld+json", "application/rss+xml", "application/atom+xml", "application/yaml", "text/yaml",
+     "application/x-ndjson", "application/problem+json", "application/toml", "text/csv"],
+)  # fmt: skip
+def test_types_of_text_are_shown_as_they_are(kind: str) -> None:
+    response = httpx.Response(200, content=b"a: <b>1</b>", headers={"Content-Type": kind})
+    assert get("http://example.org/", lambda _: response) == "a: <b>1</b>"
+
+
+def test_pages_declare_their_encoding_and_their_end() -> None:
+    for page in ("<meta charset=latin1><p>Köln", "<meta http-equiv=x content='text/html; charset=latin1'><p>Köln"):
+        response = httpx.Response(200, content=page.encode("latin1"), headers={"Content-Type": "text/html"})
+        assert get("http://example.org/", lambda _, response=response: response) == "Köln"
+    with pytest.raises(ValueError, match="has 3 characters: there is none from first_character=9 on"):
+        fetch(
+            "http://example.org", ["example.org"], first_character=9, resolving=lambda *_: [PUBLIC],
+            transport=httpx.MockTransport(lambda _: streamed(httpx.Response(200, text="abc"))),
+        )  # fmt: skip
 
 
 def test_connect_timeout_raises() -> None:

@@ -427,12 +427,12 @@ def test_content_encodings_that_were_not_requested_raise() -> None:
     ids=lambda html: html[:8],
 )
 def test_html_bombs_give_a_text_of_bounded_length(html: str) -> None:
-    assert len(page_text(html_response(html))) <= len(html)
+    assert len(page_text(html_response(html))) <= 2 * len(html)
 
 
 def test_html_text_omits_comments_scripts_and_styles() -> None:
     html = "<?xml version='1.0' encoding='utf-16'?><p>a<!-- b --><script>c</script><style>d</style>f</p>"
-    assert page_text(html_response(html)) == "af"
+    assert page_text(html_response(html)) == "a f"
     assert page_text(html_response("")) == ""
     stream = httpx.ByteStream(b"x")
     assert page_text(httpx.Response(200, stream=stream, headers={"Content-Type": "text/plain; charset=rot13"})) == "x"
@@ -808,7 +808,7 @@ def test_pdf_bombs_are_left_out_of_the_index(tmp_path: Path, caplog: pytest.LogC
         b"trailer<</Root 1 0 R/Size 3>>\nstartxref\n0\n%%EOF"
     )
     with caplog.at_level(logging.WARNING):
-        index = DocumentIndex(tmp_path, limits=SearchLimits(pdf_seconds=300))
+        index = DocumentIndex(tmp_path, limits=SearchLimits(document_seconds=300))
     assert {passage.source for passage in index.passages} == {"tea.txt:1-1"}
     great, loop = (line for line in caplog.messages if "is left out" in line)
     assert "Limit reached while decompressing" in great
@@ -819,14 +819,14 @@ def test_pdf_over_its_time_limit_is_left_out_of_the_index(tmp_path: Path, caplog
     (tmp_path / "tea.txt").write_text("Green tea.")
     write_endless_pdf(tmp_path / "long.pdf")
     with caplog.at_level(logging.WARNING):
-        DocumentIndex(tmp_path, limits=SearchLimits(pdf_seconds=1))
-    assert "long.pdf is left out from where it cannot be read: it takes more than 1 s" in caplog.messages
+        DocumentIndex(tmp_path, limits=SearchLimits(document_seconds=1))
+    assert "long.pdf: it is left out from where it cannot be read: it takes more than 1 s" in caplog.messages
 
 
 def test_kernel_kills_an_endless_pdf_worker(tmp_path: Path) -> None:
     """Only the CPU limit ends the worker, because no agent watches it."""
     write_endless_pdf(tmp_path / "long.pdf")
-    command = [sys.executable, "-I", "-c", program_text("pdf_worker"), str(512 << 20), "1", "1"]
+    command = [sys.executable, "-I", "-c", program_text("document_worker"), "pdf", "", str(512 << 20), "1", "1"]
     completed = subprocess.run(command, input=(tmp_path / "long.pdf").read_bytes(), capture_output=True, timeout=600)
     assert completed.returncode == -signal.SIGKILL
 
@@ -843,13 +843,12 @@ def test_passages_of_a_document_and_of_all_are_bounded(tmp_path: Path, caplog: p
     assert found(SearchLimits())[0] == ["a.txt"] * 10 + ["b.txt"] * 10 + ["c.txt"] * 10
     sources, log = found(SearchLimits(passages=2))
     assert sources == ["a.txt"] * 2 + ["b.txt"] * 2 + ["c.txt"] * 2
-    assert "b.txt:19-30 has more than 2 passages: the others are left out" in log
+    assert "b.txt: it has more than 2 passages: the others are left out" in log
     sources, log = found(SearchLimits(size=12 * 250))
-    assert sources == ["a.txt"] * 10 + ["b.txt"] * 2
-    assert "has too much text: b.txt:19-30 and what follows is left out" in log
-    with pytest.raises(ValueError, match="has no documents"):
+    assert sources == ["a.txt"] * 10
+    assert "b.txt: the folder has too much text" in log
+    with pytest.raises(ValueError, match=r"has no documents .*a\.txt: the folder takes more than 0 s to read"):
         DocumentIndex(tmp_path, limits=SearchLimits(seconds=0))
-    assert "takes more than 0 s to read: a.txt and what follows is left out" in caplog.text
 
 
 def test_links_fifos_and_huge_files_are_left_out_of_the_index(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -869,7 +868,7 @@ def test_links_fifos_and_huge_files_are_left_out_of_the_index(tmp_path: Path, ca
     index = DocumentIndex(root)
     assert [passage.source for passage in index.passages] == ["tea.md:1-1"]
     assert index.search("hidden words") == []
-    assert any("fifo.txt is left out: it is no regular file" in line for line in caplog.messages)
+    assert any("fifo.txt: it is no regular file" in line for line in caplog.messages)
 
 
 def test_index_stops_at_the_document_limit(tmp_path: Path) -> None:
@@ -915,7 +914,7 @@ def test_documents_that_cannot_be_opened_are_left_out(tmp_path: Path, caplog: py
     write_pdf(DecodedStreamObject(), tmp_path / "a.pdf")
     with exhausted_descriptors(spare=1), caplog.at_level(logging.WARNING):
         assert [passage.source for passage in DocumentIndex(tmp_path).passages] == ["tea.txt:1-1"]
-    assert caplog.messages.count("a.pdf is left out: it cannot be read now: Too many open files") == 1
+    assert caplog.messages.count("a.pdf: it cannot be read now: Too many open files") == 1
     with exhausted_descriptors(), pytest.raises(ValueError, match="no documents"):
         DocumentIndex(tmp_path)
 
@@ -1089,8 +1088,8 @@ def test_long_line_is_indexed_in_parts(tmp_path: Path) -> None:
 def test_only_line_breaks_end_a_line(tmp_path: Path) -> None:
     """`str.splitlines` splits at eight other characters, too."""
     (tmp_path / "a.txt").write_bytes("a\u2028b\u0085c\x0cd\r\ne\n\nf\n".encode())
-    assert read_text(tmp_path, "a.txt") == "a\u2028b\u0085c\x0cd\ne\n\nf"
-    assert read_text(tmp_path, "a.txt", 4) == "f"
+    assert read_text(tmp_path, "a.txt") == "a\u2028b\u0085c\x0cd\r\ne\n\nf\n"
+    assert read_text(tmp_path, "a.txt", 4) == "f\n"
     assert DocumentIndex(tmp_path).passages[0].source == "a.txt:1-4"
 
 

@@ -1,0 +1,225 @@
+"""Files that name MCP servers, as Claude, Cursor, VS Code and other clients write them.
+
+Each key of a server has the meaning that it has for its client, or is an error that names it.
+"""
+
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+
+from lookahead_agent.errors import ConfigurationError, extra_imports, validation_message
+
+logger = logging.getLogger(__name__)
+
+_COMMENT = re.compile(r'("(?:[^"\\\n]|\\.)*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
+_LAST_COMMA = re.compile(r'("(?:[^"\\\n]|\\.)*")|,(?=\s*[}\]])')
+# A default has no further variable in it, so that a text of many "${" is read in linear time.
+_VARIABLE = re.compile(r"\$\{(?:([A-Za-z]\w*):([A-Za-z_][^{}]*)|(\w+)(?::-((?:(?!\$\{)[^}])*))?|(/))\}")
+
+_TRANSPORTS = {"stdio": "stdio", "local": "stdio", "http": "http", "streamablehttp": "http", "sse": "sse"}
+_OTHER_NAMES = {
+    "environment": "env", "serverUrl": "url", "httpUrl": "url", "transport": "type", "transportType": "type",
+}  # fmt: skip
+"""Names that some clients have for a key."""
+
+_OF_PROGRAMS = ("args", "env", "environment", "cwd", "envFile")
+_OF_URLS = ("headers", "requestInit")
+_WITHOUT_EFFECT = frozenset({"name", "title", "description", "comment", "note", "icon", "gallery", "version"})
+_APPROVALS = ("autoApprove", "alwaysAllow", "trust")
+_TOOLS_ADVICE = "remove it, and select tools in Python, or ask before their calls (`ask_before`)"
+_ADVICE = {
+    **dict.fromkeys(
+        ("disabledTools", "enabledTools", "includeTools", "excludeTools", "allowedTools", "tools"), _TOOLS_ADVICE
+    ),
+    **dict.fromkeys(("oauth", "auth"), 'put a token into "headers"'),
+}
+
+
+def _as_transport(value: Any) -> Any:
+    return _TRANSPORTS.get(re.sub("[-_ ]", "", value).lower(), value) if isinstance(value, str) else value
+
+
+def _as_texts(value: Any) -> Any:
+    """Return variables as texts, without those that VS Code removes, whose value is null."""
+    if not isinstance(value, Mapping):
+        return value
+    is_number = {name: isinstance(entry, (int, float)) and not isinstance(entry, bool) for name, entry in value.items()}
+    return {name: str(entry) if is_number[name] else entry for name, entry in value.items() if entry is not None}
+
+
+class McpServer(BaseModel):
+    """An MCP server: a program that serves over its standard streams, or a URL."""
+
+    command: str | None = None
+    args: list[str] = Field(default_factory=list)
+    # Besides the variables that every program needs.
+    env: Annotated[dict[str, str], BeforeValidator(_as_texts)] = Field(default_factory=dict)
+    cwd: str | None = None  # working directory
+    url: str | None = None  # of a running server
+    type: Annotated[Literal["stdio", "http", "sse"] | None, BeforeValidator(_as_transport)] = None
+    headers: dict[str, str] = Field(default_factory=dict)  # of requests to the URL
+    timeout: float | None = Field(None, gt=0, le=3600)  # seconds of a call; other clients mean milliseconds
+
+
+def read_servers(file: Path, environment: Mapping[str, str] = os.environ) -> dict[str, McpServer]:
+    """Read the servers of a file by name, without disabled ones.
+
+    The file has them under `mcpServers`, `servers`, or `servers` of `mcp`, and may have comments. Values may hold
+    `${NAME}`, `${NAME:-default}` and `${env:NAME}` from the environment, `${userHome}`, and `${workspaceFolder}`, the
+    file's folder or the one of its `.vscode` or `.cursor`. `${input:token}` is the environment variable `INPUT_TOKEN`,
+    since no person is asked.
+
+    Raises:
+        ConfigurationError: The file does not exist or is invalid, a variable is not set, a server has a key that is not
+            known here, or has neither a command nor a URL, or both.
+        MissingExtraError: There is an `envFile`, and `python-dotenv` is not installed.
+    """
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+        content = json.loads(_LAST_COMMA.sub(r"\1", _COMMENT.sub(r"\1", text)))
+        entries = _entries(content)
+    except OSError as error:
+        raise ConfigurationError(f"{file} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # invalid JSON or UTF-8
+        raise ConfigurationError(f"{file.name}: {error}") from None
+    variables = _Variables(file, content, environment)
+    servers: dict[str, McpServer] = {}
+    for name, entry in entries.items():
+        try:
+            if not _is_disabled(entry):
+                servers[name] = _read(variables.replace(entry), name, variables.folder)
+        except ValidationError as error:
+            raise ConfigurationError(f"{file.name}: the server {name!r}: {validation_message(error)}") from None
+        except (ValueError, RecursionError) as error:
+            raise ConfigurationError(f"{file.name}: the server {name!r} {error}") from None
+    return servers
+
+
+def _entries(content: Any) -> dict[str, Any]:
+    """Return the entries of all servers; raises ValueError if there is no object of servers."""
+    settings = content.get("mcp") if isinstance(content, dict) else None  # as in the settings of VS Code
+    sections = [(content, "mcpServers"), (content, "servers"), (settings, "servers")]
+    found = [section[key] for section, key in sections if isinstance(section, dict) and section.get(key) is not None]
+    if not found:
+        raise ValueError('there is neither "mcpServers" nor "servers"')
+    entries: dict[str, Any] = {}
+    for servers in found:
+        if not isinstance(servers, dict):
+            raise ValueError("the servers have to be an object, by name")
+        if twice := sorted(servers.keys() & entries.keys()):
+            raise ValueError(f"the server {twice[0]!r} occurs twice")
+        entries |= servers
+    return entries
+
+
+def _is_disabled(entry: Any) -> bool:
+    if not isinstance(entry, dict):
+        raise ValueError("has to be an object")
+    for key in ("disabled", "enabled"):
+        if not isinstance(entry.get(key, False), (bool, type(None))):
+            raise ValueError(f"has {key!r}, which has to be true or false")
+    return bool(entry.get("disabled")) or entry.get("enabled") is False
+
+
+class _Variables:
+    """The values of `${…}` in a file."""
+
+    def __init__(self, file: Path, content: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+        folder = file.absolute().parent
+        self.folder = folder.parent if folder.name in (".vscode", ".cursor") else folder
+        self._environment = environment
+        self._known = {
+            "userHome": str(Path.home()),
+            "workspaceFolder": str(self.folder),
+            "workspaceFolderBasename": self.folder.name,
+            "pathSeparator": os.sep,
+        }
+        inputs = content.get("inputs")
+        entries = [entry for entry in inputs if isinstance(entry, dict)] if isinstance(inputs, list) else []
+        self._inputs = {str(entry.get("id")): entry.get("description") for entry in entries}
+
+    def replace(self, value: Any) -> Any:
+        """Replace the variables in all texts of a value; raises ValueError if there is none of a name."""
+        if isinstance(value, str):
+            return _VARIABLE.sub(self._value, value)
+        if isinstance(value, list):
+            return [self.replace(part) for part in value]
+        return {key: self.replace(part) for key, part in value.items()} if isinstance(value, dict) else value
+
+    def _value(self, match: re.Match[str]) -> str:
+        kind, of_kind, name, default, separator = match.groups()
+        if separator:
+            return os.sep
+        if kind == "input":
+            variable = "INPUT_" + re.sub(r"\W", "_", of_kind).upper()
+            if (text := self._environment.get(variable)) is not None:
+                return text
+            about = f" ({self._inputs[of_kind]})" if self._inputs.get(of_kind) else ""
+            raise ValueError(
+                f"has {match[0]}{about}, which another client asks a person for: set the environment variable "
+                f"{variable}"
+            )
+        if kind not in (None, "env"):
+            raise ValueError(f"has {match[0]}, which only an editor knows: write the value, or ${{NAME}} of a variable")
+        text = self._environment.get(of_kind or name, default)
+        if text is None and kind is None:
+            text = self._known.get(name)
+        if text is None:
+            raise ValueError(f"needs the environment variable {of_kind or name}, which is not set")
+        return text
+
+
+def _read(entry: dict[str, Any], name: str, folder: Path) -> McpServer:
+    """Read the entry of a server; raises ValueError, which names the key."""
+    fields: dict[str, Any] = {}
+    give = partial(_give, fields)
+    env_file = None
+    for key, value in entry.items():
+        # Clients write empty values for all that they know.
+        if value in (None, "", [], {}, False) or key in ("enabled", *_WITHOUT_EFFECT) or key[:1] in ("_", "$", "/"):
+            continue
+        if key in _OTHER_NAMES or key in McpServer.model_fields:
+            give(_OTHER_NAMES.get(key, key), value, key)
+            if key == "httpUrl":
+                give("type", "http", key)
+        elif key == "requestInit" and isinstance(value, dict) and value.keys() == {"headers"}:
+            give("headers", value["headers"], key)
+        elif key == "envFile" and isinstance(value, str):
+            env_file = folder / Path(value).expanduser()
+        elif key in _APPROVALS:
+            logger.warning("the MCP server %r: %r has no effect: only calls of `ask_before` are asked about", name, key)
+        elif (key, value) != ("tools", ["*"]):
+            advice = _ADVICE.get(key, "remove it, or write it as the page of the tools has it")
+            raise ValueError(f"has {key!r}, which has no effect here: {advice}")
+    server = McpServer.model_validate(fields)
+    if (server.command is None) == (server.url is None):
+        raise ValueError("needs either a command or a url")
+    kind, others = ("command", _OF_URLS) if server.command is not None else ("url", _OF_PROGRAMS)
+    if ignored := [key for key in others if entry.get(key)]:
+        raise ValueError(f"has a {kind}, for which {ignored[0]!r} has no effect: remove it")
+    if server.type is not None and (server.type == "stdio") != (kind == "command"):
+        raise ValueError(f"has a {kind}, which contradicts the type {server.type!r}")
+    return server if env_file is None else server.model_copy(update={"env": _read_env(env_file) | server.env})
+
+
+def _give(fields: dict[str, Any], field: str, value: Any, key: str) -> None:
+    if field == "type":
+        value = _as_transport(value)
+    if fields.setdefault(field, value) != value:
+        raise ValueError(f"has {key!r}, which contradicts another key for {field!r}")
+
+
+def _read_env(file: Path) -> dict[str, str]:
+    with extra_imports("an envFile needs python-dotenv: pip install 'lookahead-agent[mcp]'"):
+        from dotenv import dotenv_values
+    if not file.is_file():
+        raise ValueError(f"has 'envFile', and there is no file {file}")
+    values = dotenv_values(file, interpolate=False, encoding="utf-8-sig")
+    return {name: value for name, value in values.items() if value is not None}

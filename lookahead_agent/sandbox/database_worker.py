@@ -1,0 +1,123 @@
+"""Runs one SELECT on PostgreSQL, MySQL, MariaDB or DuckDB, read-only, in a process of its own.
+
+Another interpreter runs this file's text (`python -I -c`). It reads a JSON object from its standard input, and writes
+{"columns": [...], "rows": [...], "problem": ...} to the descriptor that its argument names. Each row is a list of
+numbers, texts and None.
+"""
+
+import json
+import re
+import resource
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+READS = re.compile(
+    r"(?:\s|--[^\n]*\n|/\*(?!!).*?\*/|\()*(?:select|with|values|table|explain|show|desc|describe)\b", re.I | re.S
+)
+COLUMNS = """
+    SELECT table_schema, table_name, column_name, data_type FROM information_schema.columns
+    WHERE table_schema NOT IN ('information_schema', 'pg_catalog', 'mysql', 'performance_schema', 'sys')
+    ORDER BY table_schema, table_name, ordinal_position
+"""
+MAX_TEXT = 2_000
+
+
+@contextmanager
+def opened(address: str, seconds: float) -> Iterator[tuple[str, Any]]:
+    """Connect to a database for reading only; yield the kind of the database and a cursor."""
+    from sqlalchemy import NullPool, create_engine, make_url
+
+    url = make_url(address)
+    kind, milliseconds = url.get_backend_name(), round(seconds * 1000)
+    if kind == "duckdb":
+        import duckdb
+
+        # Without other files, the network, extensions and changes of these settings.
+        settings = {"enable_external_access": False, "memory_limit": "256MB", "threads": 1, "lock_configuration": True}
+        with duckdb.connect(url.database or "", read_only=True, config=settings) as connection:
+            yield kind, connection.cursor()
+        return
+    if kind == "postgresql":
+        url = url.set(drivername="postgresql+psycopg")
+        settings = {"options": f"-c default_transaction_read_only=on -c statement_timeout={milliseconds}"}
+    elif kind in ("mysql", "mariadb"):
+        url = url.set(drivername=f"{kind}+pymysql")
+        settings = {"init_command": "SET SESSION TRANSACTION READ ONLY"}
+    else:
+        raise ValueError("only SQLite, PostgreSQL, MySQL, MariaDB and DuckDB are read")
+    with create_engine(url, poolclass=NullPool, connect_args=settings).connect() as connection:
+        driver: Any = connection.connection.driver_connection
+        if kind == "postgresql":
+            # DECLARE takes one SELECT only, and psycopg sends it as one statement.
+            yield kind, driver.cursor(name="lookahead")
+            return
+        from pymysql.cursors import SSCursor
+
+        with driver.cursor() as cursor:
+            mariadb = connection.dialect.is_mariadb  # type: ignore[attr-defined]
+            limit = f"max_statement_time = {seconds}" if mariadb else f"max_execution_time = {milliseconds}"
+            cursor.execute(f"SET SESSION {limit}")
+            cursor.execute("START TRANSACTION READ ONLY")
+        yield kind, driver.cursor(SSCursor)
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the columns and rows of a statement; without one, a row for each column of the tables."""
+    statement = request["statement"]
+    if statement is not None and READS.match(statement) is None:
+        raise ValueError("only SELECT statements are carried out: nothing can be changed or attached")
+    with opened(request["url"], request["seconds"]) as (_, cursor):
+        cursor.execute(COLUMNS if statement is None else statement)
+        names = [column[0] for column in cursor.description or ()]
+        rows: list[list[Any]] = []
+        size = 0
+        # One more row than is shown says that there are more.
+        while len(rows) <= request["rows"] and size < request["size"] and (row := cursor.fetchone()) is not None:
+            rows.append([plain(value) for value in row])
+            size += sum(len(str(value)) + 3 for value in rows[-1])
+    return {"columns": names, "rows": rows, "problem": None}
+
+
+def plain(value: object) -> object:
+    """Return a value as JSON has it; the beginning of a long text."""
+    if value is None or isinstance(value, (int, float)):
+        return value
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return f"({len(value)} bytes)"
+    if isinstance(value, (list, dict)):
+        return json.dumps(value, ensure_ascii=False, default=str)[:MAX_TEXT]
+    return str(value)[:MAX_TEXT]
+
+
+def main() -> None:
+    """Answer the request on standard input."""
+    request = json.loads(sys.stdin.read())
+    resource.setrlimit(resource.RLIMIT_DATA, (request["memory"], request["memory"]))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, request["seconds"] + request["start"])
+    found: dict[str, Any] = {}
+    try:
+        found = answer(request)
+    except ModuleNotFoundError as error:
+        found["problem"] = f"the package {error.name} is not installed: pip install 'lookahead-agent[sql]'"
+    except ValueError as error:
+        found["problem"] = str(error)
+    except Exception as error:  # each driver has its own errors
+        message = str(getattr(error, "orig", None) or error).partition("\nLINE 1: DECLARE")[0]
+        if (
+            re.search(r"read.only|syntax error at or near|multiple commands", message, re.I)
+            and "read" in message.lower()
+        ):
+            message = f"only SELECT statements are carried out: {message}"
+        found["problem"] = f"the database says: {message[:2000]}"
+    with open(int(sys.argv[1]), "w", encoding="utf-8") as results:
+        print(json.dumps(found), file=results)
+
+
+if __name__ == "__main__":
+    main()

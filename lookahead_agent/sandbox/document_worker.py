@@ -1,0 +1,186 @@
+"""Extracts the text of a document. Another interpreter runs this file's text (`python -I -c`).
+
+It reads the document from its standard input. It writes a result for each part, `{"place": such as "page 3", "text":
+...}`, with `"rows": true` if each line is a row of a table, and a last one, `{"problem": ...}`: why it stops early, or
+None.
+"""
+
+import io
+import json
+import re
+import resource
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+Part = tuple[str, str]
+# Elements to leave out besides those that the library leaves out.
+HIDDEN = [
+    *("svg", "iframe", "object"),
+    *("[style*='opacity:0;']", "[style$='opacity:0']"),
+]
+STYLE = re.compile(r"<style\b[^>]*+>", re.IGNORECASE)
+DISPLAY = re.compile(r"\b(?:display|visibility)\s*:\s*([\w-]+)", re.IGNORECASE)
+BULLET = "\x01"  # Lists have no bullets: an item is a line
+
+
+def pdf(data: bytes, _: str) -> Iterator[Part]:
+    """Yield the pages that have text."""
+    from pypdf import PdfReader
+
+    for number, page in enumerate(PdfReader(io.BytesIO(data)).pages, 1):
+        yield f"page {number}", page.extract_text()
+
+
+def html(data: bytes, address: str) -> Iterator[Part]:
+    """Yield the page as Markdown, with its title. `address` is the page's own, for relative links."""
+    from html_to_markdown import ConversionOptions, PreprocessingOptions, convert
+
+    text = data.decode(errors="replace").replace(BULLET, "")
+    whole = PreprocessingOptions(enabled=True, remove_navigation=False, remove_forms=False)
+    options = ConversionOptions(
+        bullets=BULLET,
+        sup_symbol="^",
+        compact_tables=True,
+        extract_metadata=False,
+        inline_data_media="alt_text_only",
+        exclude_selectors=[*HIDDEN, *hidden_selectors(text)],
+        preprocessing=whole,
+        base_url=address or None,
+    )
+    content = (convert(text, options).content or "").replace(f"{BULLET} ", "").replace(BULLET, "").strip()
+    metadata = convert(text, ConversionOptions(preprocessing=whole)).metadata
+    title = " ".join((metadata.document.title or "").split()) if metadata is not None else ""
+    yield "", f"# {title}\n\n{content}" if title and title not in content else content
+
+
+def hidden_selectors(text: str) -> list[str]:
+    """Return the classes and ids that the page's style sheets always hide."""
+    shown: dict[str, bool] = {}
+    lower = text.lower()
+    end = 0
+    while (begin := STYLE.search(text, end)) and (end := lower.find("</style", begin.end())) >= 0:
+        first, *others = text[begin.end() : end].split("/*")
+        sheet = first + "".join(other.partition("*/")[2] for other in others)
+        for part in sheet.split("}"):
+            selectors, _, rule = part.rpartition("{")
+            if (value := DISPLAY.search(rule)) is not None:
+                for selector in selectors.rpartition("{")[2].split(","):
+                    name = selector.strip()
+                    shown[name] = shown.get(name, False) or value[1].lower() not in ("none", "hidden", "collapse")
+    return [name for name, is_shown in shown.items() if not is_shown and re.fullmatch(r"[.#][\w-]+", name)][:1000]
+
+
+def docx(data: bytes, _: str) -> Iterator[Part]:
+    """Yield paragraphs and tables of a Word document as Markdown."""
+    from docx import Document
+    from docx.table import Table
+
+    blocks = []
+    for block in Document(io.BytesIO(data)).iter_inner_content():
+        if isinstance(block, Table):
+            blocks.append(markdown_table([[cell.text for cell in row.cells] for row in block.rows]))
+        elif text := block.text.strip():
+            style = (block.style.name or "") if block.style is not None else ""
+            level = style.removeprefix("Heading ")
+            hashes = (
+                "#" * int(level) if style.startswith("Heading ") and level.isdecimal() else "#" * (style == "Title")
+            )
+            blocks.append(f"{hashes} {text}" if hashes else text)
+    yield "", "\n\n".join(blocks)
+
+
+def pptx(data: bytes, _: str) -> Iterator[Part]:
+    """Yield the slides of a presentation with their notes."""
+    from pptx import Presentation
+
+    for number, slide in enumerate(Presentation(io.BytesIO(data)).slides, 1):
+        texts = list(shape_texts(slide.shapes))
+        if slide.has_notes_slide and (frame := slide.notes_slide.notes_text_frame) is not None:
+            texts.append(frame.text)
+        yield f"slide {number}", "\n\n".join(filter(str.strip, texts))
+
+
+def shape_texts(shapes: Iterable[Any]) -> Iterator[str]:
+    """Yield the texts of shapes, also of tables and groups."""
+    for shape in shapes:
+        if hasattr(shape, "shapes"):
+            yield from shape_texts(shape.shapes)
+        elif shape.has_text_frame:
+            yield shape.text_frame.text
+        elif getattr(shape, "has_table", False):
+            yield markdown_table([[cell.text for cell in row.cells] for row in shape.table.rows])
+
+
+def sheets(data: bytes, _: str) -> Iterator[Part]:
+    """Yield the sheets of a workbook; a line is a row."""
+    from python_calamine import CalamineWorkbook
+
+    book = CalamineWorkbook.from_filelike(io.BytesIO(data))
+    for name in book.sheet_names:
+        rows = book.get_sheet_by_name(name).to_python(skip_empty_area=False)
+        yield f"sheet {' '.join(name.split())}", "\n".join(" | ".join(map(cell, row)) for row in rows)
+
+
+def notebook(data: bytes, _: str) -> Iterator[Part]:
+    """Yield the cells of a notebook with the texts that they returned."""
+    for number, part in enumerate(json.loads(data)["cells"], 1):
+        texts = [joined(part.get("source"))]
+        for output in part.get("outputs", ()):
+            found = output.get("text") or output.get("data", {}).get("text/plain")
+            texts.append(joined(found or output.get("evalue")))
+        yield f"cell {number}", "\n\n".join(filter(str.strip, texts))
+
+
+def structure(data: bytes, _: str) -> Iterator[Part]:
+    """Yield a JSON document with a line for each value; an item of a list is a part of its own."""
+    value = json.loads(data)
+    if not isinstance(value, list):
+        yield "", json.dumps(value, ensure_ascii=False, indent=1)
+        return
+    for number, item in enumerate(value, 1):
+        yield f"item {number}", json.dumps(item, ensure_ascii=False, indent=1 if len(str(item)) > 400 else None)
+
+
+READERS = {
+    "pdf": pdf, "html": html, "docx": docx, "pptx": pptx, "sheets": sheets, "ipynb": notebook, "json": structure,
+}  # fmt: skip
+
+
+def cell(value: object) -> str:
+    """Format a value of a table on one line."""
+    return " ".join((f"{value:.15g}" if isinstance(value, float) else str(value)).replace("|", "/").split())
+
+
+def markdown_table(rows: list[list[str]]) -> str:
+    """Format rows as a Markdown table, whose first row has the names of the columns."""
+    lines = ["| " + " | ".join(map(cell, row)) + " |" for row in rows]
+    return "\n".join([*lines[:1], "|" + " --- |" * len(rows[0]), *lines[1:]]) if rows else ""
+
+
+def joined(text: object) -> str:
+    """Return a text of a notebook, which may be a list of lines."""
+    return "".join(map(str, text)) if isinstance(text, list) else str(text or "")
+
+
+def main(kind: str, address: str, memory: int, seconds: int, results: int) -> None:
+    """Read the document within bytes of memory and seconds of CPU time, and write to the descriptor `results`."""
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with open(results, "w", encoding="utf-8") as lines:
+        try:
+            for place, text in READERS[kind](sys.stdin.buffer.read(), address):
+                if text.strip():
+                    print(json.dumps({"place": place, "text": text, "rows": kind == "sheets"}), file=lines, flush=True)
+            problem = None
+        except ModuleNotFoundError as error:
+            problem = f"the package {error.name} is not installed: pip install 'lookahead-agent[tools]'"
+        except BaseException as error:  # a damaged file can make the parser raise anything
+            problem = f"{type(error).__name__}: {error}"[:300]
+        print(json.dumps({"problem": problem}), file=lines)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:]))
