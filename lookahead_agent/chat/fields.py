@@ -187,7 +187,11 @@ class EngineFields(BaseModel):
             embedding=self.embedding_model if "embedding" not in remote else None,
         )
         self._check_unused(remote, models)
-        arguments = map(_without_secrets, (self.engine_args, self.draft_engine_args, self.judge_engine_args))
+        arguments = (
+            _without_secrets(self.engine_args),
+            _without_secrets(self.draft_engine_args),
+            _without_secrets(self.judge_engine_args),
+        )
         speculation = self.token_speculation if "target" not in remote else "none"
         spec = RuntimeSpec(models, *arguments, remote, speculation, self.precision, self.draft_precision, self.cores)
         # Behind a server, the target's cost is unknown, and only step speculation can make it faster.

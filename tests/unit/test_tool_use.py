@@ -379,11 +379,16 @@ SCHEMA |= {"required": ["text", "count"]}
 @pytest.mark.parametrize("asynchronous", [False, True])
 async def test_call_that_a_json_schema_refuses_is_not_run_and_the_model_reads_why(asynchronous: bool) -> None:
     received: list[dict[str, Any]] = []
+
+    def look(**arguments: Any) -> str:
+        received.append(arguments)
+        return "found"
+
     tool = StructuredTool(
         name="look_up",
         description="Look.",
         args_schema=SCHEMA,
-        func=lambda **arguments: str(received.append(arguments)),
+        func=look,
     )
     wrong: list[dict[str, Any]] = [{"text": "a", "count": "two"}, {"text": 1}]
     calls = [call_text("look_up", **arguments) for arguments in [*wrong, {"text": "a", "count": 2}]]
@@ -456,7 +461,12 @@ async def test_tool_of_a_users_own_class_is_contained_as_others_are(kind: type[O
         assert tool.calls.count("a") == len(states)
     asking = plan_of("rewoo", [kind(action=lambda: helper.invoke("?").text)])
     release, started = threading.Event(), threading.Event()
-    blocking = plan_of("rewoo", [kind(action=lambda: started.set() or release.wait(60))])
+
+    def block() -> None:
+        started.set()
+        release.wait(60)
+
+    blocking = plan_of("rewoo", [kind(action=block)])
     run = asyncio.create_task(blocking.ainvoke(INPUT) if kind is OwnTool else asyncio.to_thread(blocking.invoke, INPUT))
     try:
         async with asyncio.timeout(60):
