@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import sys
 import threading
 from types import ModuleType
@@ -66,18 +65,20 @@ def pretend_gpus() -> None:
 
 def engine_configurations(fields: dict[str, Any]) -> list[dict[str, Any]]:
     """vLLM's configurations of the engines of a chat model."""
-    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.engine.arg_utils import AsyncEngineArgs
 
     from lookahead_agent import ChatLookahead
+    from lookahead_agent.engines import processes
     from lookahead_agent.engines.vllm_config import runs_on_cpu
 
     assert not runs_on_cpu()
     configurations: list[dict[str, Any]] = []
     lock = threading.Lock()
 
-    def record_configuration(engine_args: Any) -> Any:
+    def record_configuration(job: dict[str, Any], environment: dict[str, str]) -> Any:
+        assert (job["on_cpu"], job["cores"]) == (False, None)
         with lock:
-            config = engine_args.create_engine_config()
+            config = AsyncEngineArgs(**job["arguments"]).create_engine_config()
             speculative, transfer = config.speculative_config, config.kv_transfer_config
             configurations.append(
                 {
@@ -97,13 +98,13 @@ def engine_configurations(fields: dict[str, Any]) -> list[dict[str, Any]]:
                     else None,
                     "draft_tokens": speculative.num_speculative_tokens if speculative is not None else 0,
                     "method": speculative.method if speculative is not None else None,
-                    "runner": os.environ.get("VLLM_USE_V2_MODEL_RUNNER"),
-                    "multiprocessors": os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"),
+                    "runner": environment.get("VLLM_USE_V2_MODEL_RUNNER"),
+                    "multiprocessors": environment.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"),
                 }
             )
         raise RuntimeError("no engine is started here")
 
-    AsyncLLM.from_engine_args = record_configuration
+    processes.EngineProcess = record_configuration  # type: ignore[assignment,misc]
     try:
         with ChatLookahead.model_validate(fields) as llm:
             llm.start()
