@@ -1,4 +1,4 @@
-"""Step pairs of the tiny pair, labelled by their outcomes and scored."""
+"""Step pairs of the packaged pair, labelled by their outcomes and scored."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from lookahead_agent.calibration.pairs import OutcomeRule
 from lookahead_agent.progress import LogProgress
 
 
-def test_collector_labels_step_pairs_and_computes_every_measure(tiny: ChatLookahead, tmp_path: Path) -> None:
+def test_collector_labels_step_pairs_and_computes_every_measure(real: ChatLookahead, tmp_path: Path) -> None:
     rule = OutcomeRule(seeds=2, margin=2, confirm=3)
-    problems = read_problems(dataset_file("own"), 3)
-    llm = tiny.model_copy(update={"max_tokens": 96})
+    problems = read_problems(dataset_file("own"), 2)
+    llm = real.model_copy(update={"max_tokens": 64})
     collector = Collector(llm, problems, tmp_path / "pairs.jsonl", rule=rule, measures=MEASURES, at_once=6)
     collector.run(LogProgress())
     pairs = collector.pairs
-    assert pairs, "three replies yield at least one step that the draft writes, too"
+    assert pairs, "two replies yield at least one step that the draft writes, too"
     for pair in pairs.values():
         row = pair.row
         assert row.draft is not None
@@ -35,3 +35,5 @@ def test_collector_labels_step_pairs_and_computes_every_measure(tiny: ChatLookah
         assert -1 <= pair.scores["similarity"] <= 1.0001
         assert 0 <= pair.scores["p_aligned"] <= 1
         assert 0 <= pair.scores["p_swapped"] <= 1
+    certified = real.invoke(problems[0].question, policy="risk=0.02", max_tokens=24).response_metadata["lookahead"]
+    assert certified["certificate"].startswith(("exact, since", "risk "))

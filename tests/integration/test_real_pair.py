@@ -101,8 +101,3 @@ def test_verifier_rejects_other_numbers_and_accepts_a_paraphrase(real: ChatLooka
 
     assert not background.run(accepted("12 × 5/6 = 6\n\n", "12 × 5/6 = 10\n\n"))
     assert background.run(accepted("Now we add the pets: 2 + 3 = 5.\n\n", "Now we add up all the pets: 2 + 3 = 5.\n\n"))
-
-
-def test_a_risk_has_a_certificate_of_the_packaged_pair(real: ChatLookahead) -> None:
-    metadata = real.invoke(PROBLEMS[0], policy="risk=0.02", max_tokens=24).response_metadata["lookahead"]
-    assert metadata["certificate"].startswith(("exact, since", "risk "))

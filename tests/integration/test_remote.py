@@ -177,7 +177,7 @@ def judge_policy(p_aligned: float) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("tiny")
 def test_judge_behind_a_server_answers_with_probabilities(pair: ServerPair) -> None:
-    with judged(pair, pair.target_port) as llm:
+    with judged(pair, pair.target_port).model_copy(update={"policy": judge_policy(1.0)}) as llm:
         llm.start()
         assert llm.backend.running is not None
         judge = llm.backend.running.judge

@@ -104,7 +104,7 @@ def test_target_and_draft_read_a_warmed_prompt_ahead(tiny_pair: tuple[Path, Path
         policy="exact:depth=2",
         token_speculation="none",
         temperature=0,
-        max_tokens=8,
+        max_tokens=64,  # a reply of few tokens would end before the draft's first
         engine_args=TINY_ENGINE,
         draft_engine_args=TINY_ENGINE,
     ) as llm:
