@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from types import NoneType
 from typing import Any
 
 from langchain_core.tools import BaseTool
@@ -35,9 +36,10 @@ def check_tool_schema(schema: Mapping[str, Any]) -> None:
         raise ValueError("its schema is nested too deeply") from None
     if len(text) > _MAX_BYTES:
         raise ValueError(f"its schema has more than {_MAX_BYTES >> 10} KiB")
-    if schema.get("type", "object") != "object" or not isinstance(schema.get("properties", {}), Mapping):
+    properties = schema.get("properties") or {}
+    if schema.get("type") not in (None, "object") or not isinstance(properties, Mapping):
         raise ValueError("its schema has to be that of an object, with `properties`")
-    if any(not isinstance(value, (Mapping, bool)) for value in schema.get("properties", {}).values()):
+    if any(not isinstance(value, (Mapping, bool, NoneType)) for value in properties.values()):
         raise ValueError("its schema has a property without a schema")
     check_references(schema)
 

@@ -303,7 +303,8 @@ def report_changes(before: dict[str, bytes], changes: BinaryIO) -> None:
 
 def main() -> None:
     """Enter the sandbox, and run the code from standard input there."""
-    plan = json.loads(sys.argv[1])
+    _, text, *descriptors = sys.argv  # the code has arguments of its own
+    plan = json.loads(text)
     try:
         enter_sandbox(plan)
     except OSError as error:
@@ -320,9 +321,9 @@ def main() -> None:
         sys.path.insert(0, plan["importable"])
     os.write(1, BEGUN)
     run(code)
-    if len(sys.argv) > 2:
+    for descriptor in descriptors:
         os.chdir(plan["inside"])
-        with open(int(sys.argv[2]), "wb") as changes:
+        with open(int(descriptor), "wb") as changes:
             report_changes(before, changes)
 
 

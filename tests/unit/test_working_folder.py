@@ -298,11 +298,15 @@ def test_protection_is_decided_in_linear_time() -> None:
 
 
 FORGING = """
-import json, os, sys
+import fcntl, json, os
+def is_report(descriptor):
+    try: return fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY
+    except OSError: return False
+report = next(filter(is_report, range(3, 256)))
 def line(name, size=0): return json.dumps({"name": name, "size": size}).encode() + b"\\n" + bytes(size)
 view = memoryview(b"".join(REPORT) + b'{"removed": []}\\n')
 while view:
-    view = view[os.write(int(sys.argv[2]), view):]
+    view = view[os.write(report, view):]
 os._exit(0)
 """
 
