@@ -61,7 +61,7 @@ class ServerProcess:
 
     def assert_ends_on(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
-        assert self.process.wait(20) in (-signal.SIGTERM, 128 + signal.SIGTERM)
+        assert self.process.wait(60) in (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
 @contextmanager
