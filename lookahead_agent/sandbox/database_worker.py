@@ -26,8 +26,8 @@ MAX_TEXT = 2_000
 
 
 @contextmanager
-def opened(address: str, seconds: float) -> Iterator[tuple[str, Any]]:
-    """Connect to a database for reading only; yield the kind of the database and a cursor."""
+def opened(address: str, seconds: float) -> Iterator[Any]:
+    """Connect to a database for reading only; yield a cursor."""
     from sqlalchemy import NullPool, create_engine, make_url
 
     url = make_url(address)
@@ -38,7 +38,7 @@ def opened(address: str, seconds: float) -> Iterator[tuple[str, Any]]:
         # Without other files, the network, extensions and changes of these settings.
         settings = {"enable_external_access": False, "memory_limit": "256MB", "threads": 1, "lock_configuration": True}
         with duckdb.connect(url.database or "", read_only=True, config=settings) as connection:
-            yield kind, connection.cursor()
+            yield connection.cursor()
         return
     if kind == "postgresql":
         url = url.set(drivername="postgresql+psycopg")
@@ -52,7 +52,7 @@ def opened(address: str, seconds: float) -> Iterator[tuple[str, Any]]:
         driver: Any = connection.connection.driver_connection
         if kind == "postgresql":
             # DECLARE takes one SELECT only, and psycopg sends it as one statement.
-            yield kind, driver.cursor(name="lookahead")
+            yield driver.cursor(name="lookahead")
             return
         from pymysql.cursors import SSCursor
 
@@ -61,7 +61,7 @@ def opened(address: str, seconds: float) -> Iterator[tuple[str, Any]]:
             limit = f"max_statement_time = {seconds}" if mariadb else f"max_execution_time = {milliseconds}"
             cursor.execute(f"SET SESSION {limit}")
             cursor.execute("START TRANSACTION READ ONLY")
-        yield kind, driver.cursor(SSCursor)
+        yield driver.cursor(SSCursor)
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     statement = request["statement"]
     if statement is not None and READS.match(statement) is None:
         raise ValueError("only SELECT statements are carried out: nothing can be changed or attached")
-    with opened(request["url"], request["seconds"]) as (_, cursor):
+    with opened(request["url"], request["seconds"]) as cursor:
         cursor.execute(COLUMNS if statement is None else statement)
         names = [column[0] for column in cursor.description or ()]
         rows: list[list[Any]] = []

@@ -124,7 +124,7 @@ OPEN = "```python\n"
         ("1. save()\n```\na\n```", [None]),
         ("1. count()\n```\n3\n```", [None]),
         ("1. python(limit=3)\n```\nx\n```", [None]),
-        # What cannot be read exactly.
+        # Lines that cannot be read exactly are incomplete.
         (f"1. python()\n{OPEN}2. sql('no')\n", [None]),
         (f"1. python()\n{OPEN}x\n```\n```\ny\n```", [None]),
         (f"1. python()\nHere it is:\n{OPEN}x\n```", [None]),
