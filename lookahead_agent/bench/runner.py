@@ -34,6 +34,7 @@ from lookahead_agent.bench.samples import CallRecorder, Sample, SampleKey, envir
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.chat.requests import POLICY_KEY
 from lookahead_agent.engines import background
+from lookahead_agent.engines.starter import keep_starters
 from lookahead_agent.errors import ConfigurationError, EngineError
 from lookahead_agent.jsonl import RowFile
 from lookahead_agent.policy import as_policy
@@ -181,6 +182,7 @@ class Bench:
     ) -> list[Sample]:
         """Measure the missing samples; `progress` shows how models are loaded."""
         with self.out.writing(), ExitStack() as running:
+            running.enter_context(keep_starters())
             running.callback(self._run_only, set(), progress)
             for _, turns in itertools.groupby(self.missing(), lambda turn: turn[0].block):
                 block_turns = list(turns)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lookahead_agent.engines.processes import refuse_starts
+from lookahead_agent.engines.starter import refuse_starts
 from lookahead_agent.engines.vllm_config import VLLMConfig
 from lookahead_agent.engines.vllm_engine import VLLMEngine
 from lookahead_agent.errors import EngineError

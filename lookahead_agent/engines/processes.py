@@ -1,29 +1,22 @@
-"""vLLM's processes: start them in an environment of their own, find and end them, and explain why they ended."""
+"""vLLM's processes: their variables, how to find and end them, and why they ended."""
 
 import atexit
 import gc
 import os
-import pickle
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from lookahead_agent.errors import ConfigurationError, EngineError
-
 PARENT = "LOOKAHEAD_AGENT_PARENT"  # variable of vLLM's processes: the pid of the process that started them
 _MAX_FOLDER_LENGTH = 45  # characters of the temporary folder's path that leave room for a socket's name
-_PROGRAM = "import runpy; runpy.run_module('lookahead_agent.engines.worker_main', run_name='__main__', alter_sys=True)"
 QUIET_VARIABLES = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     # vLLM logs to stdout, which belongs to the program's own output.
@@ -47,109 +40,11 @@ SHARED = Path("/dev/shm")  # folder of shared memory on Linux
 _MIN_SHARED_BYTES = 240 << 20  # free bytes that vLLM requires for a queue, of which it uses kilobytes
 _CGROUP = Path("/sys/fs/cgroup")
 _detached: set[int] = set()
-_starting: set[int] = set()  # pids of processes whose engines are starting
-_spawn_lock = threading.Lock()
-_starts_refused = False
 
 
 def available_cores() -> list[int]:
     """The CPU cores that this process may use."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-
-
-class StartError(Exception):
-    """An engine's processes did not start; `is_refused` says that the arguments are invalid."""
-
-    def __init__(self, message: str, *, is_refused: bool = False) -> None:
-        super().__init__(message)
-        self.is_refused = is_refused
-
-
-class EngineProcess:
-    """A child process that starts vLLM's processes, waits for them, and ends when the first of them ends.
-
-    It has an environment and a main module of its own, so that a start changes neither `os.environ` nor `__main__` of
-    this process. `job` is pickled and read by `worker_main`; `environment` has the engine's variables. The methods
-    `monitor_engine_liveness` and `shutdown` are those of vLLM's managers of processes.
-
-    Raises EngineError if the interpreter is shutting down, ConfigurationError if the job cannot be pickled.
-    """
-
-    def __init__(self, job: Any, environment: Mapping[str, str], program: str = _PROGRAM) -> None:
-        try:
-            content = pickle.dumps(job)
-        except Exception as error:  # a class of the user's, which may raise anything
-            raise ConfigurationError(f"the engine's arguments cannot be sent to its process: {error}") from error
-        variables = {**QUIET_VARIABLES, "VLLM_RPC_BASE_PATH": socket_folder(), **os.environ}
-        # PARENT may already be set: if this process is itself a worker, to the pid of its parent.
-        variables |= {PARENT: str(os.getpid()), **environment}
-        reading, writing = os.pipe()
-        path = [os.getcwd() if entry == "" else entry for entry in sys.path]
-        command = [sys.executable, *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]
-        command += ["-c", f"import sys; sys.path[:] = {path!r}; {program}", str(writing)]
-        self._answer = os.fdopen(reading, "rb")
-        try:
-            with _spawn_lock:
-                if _starts_refused:
-                    raise EngineError("the process is shutting down")
-                self._process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[writing], env=variables)
-                _starting.add(self._process.pid)
-        except BaseException:
-            self._answer.close()
-            raise
-        finally:
-            os.close(writing)
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError), self._process.stdin as stdin:  # it has ended: `wait_until_started` says why
-            stdin.write(content)
-
-    @property
-    def pid(self) -> int:
-        """The pid of this child process, whose descendants are vLLM's processes."""
-        return self._process.pid
-
-    def wait_until_started(self) -> Any:
-        """Return the answer of `worker_main` once vLLM's processes run; raises StartError."""
-        with self._answer:
-            try:
-                is_started, answer = pickle.load(self._answer)
-            except EOFError:
-                raise StartError(f"Failed core proc(s): {{'starter': {self.exit_code()}}}") from None
-        if not is_started:
-            raise StartError(answer["message"], is_refused=answer["is_refused"])
-        return answer
-
-    def exit_code(self, timeout: float | None = 2.0) -> int | None:
-        """Wait for the process and return its exit code, negative for a signal; None if it runs after the time-out."""
-        with suppress(subprocess.TimeoutExpired):
-            return self._process.wait(timeout)
-        return None
-
-    def monitor_engine_liveness(self) -> None:
-        """Wait until one of vLLM's processes has ended."""
-        self.exit_code(None)
-
-    def shutdown(self, timeout: float | None = None) -> None:
-        """Terminate vLLM's processes by the engine core, which ends its workers first; kill what remains in time."""
-        tree = process_trees([self._process.pid] if self._process.poll() is None else [])
-        self._process.terminate()
-        _, alive = psutil.wait_procs(tree, timeout=timeout or 3.0)
-        kill_processes(alive)
-
-
-def finish_start(pids: Iterable[int], *, failed: bool) -> None:
-    """Record that the engine of these processes has started; if its start failed, kill them."""
-    if failed:
-        kill_processes(process_trees(pids))
-    _starting.difference_update(pids)
-
-
-def refuse_starts() -> None:
-    """Refuse to spawn engine processes from now on, and kill those whose engines are starting."""
-    global _starts_refused
-    with _spawn_lock:
-        _starts_refused = True
-    kill_processes(process_trees(list(_starting)))  # a copy, since other threads change it
 
 
 def socket_folder() -> str:
@@ -170,9 +65,6 @@ def _socket_folder(creator: int) -> str:
 
     atexit.register(remove)
     return folder
-
-
-os.register_at_fork(after_in_child=_starting.clear)  # they belong to the parent
 
 
 @contextmanager
@@ -292,7 +184,7 @@ def _read_integer(file: Path) -> int | None:
 
 def shared_memory_problem(folder: Path = SHARED) -> str | None:
     """Why vLLM's processes cannot exchange data through shared memory; None if they can, or not on Linux."""
-    if os.uname().sysname != "Linux":
+    if sys.platform != "linux":
         return None
     advice = "start the container with --shm-size=1g or --ipc=host, or mount a tmpfs there"
     try:

@@ -63,7 +63,7 @@ def runs_on_cpu() -> bool:
 
 
 def process_environment(config: VLLMConfig) -> dict[str, str]:
-    """Environment variables of an engine's processes, which vLLM and other libraries read at import."""
+    """Environment variables of an engine's starter, which vLLM and other libraries read at import."""
     if not runs_on_cpu():
         return {name: value for name, value in _gpu_environment(config).items() if name not in os.environ}
     from lookahead_agent.cpu import ENTRY_POINT, VARIABLE
@@ -71,37 +71,47 @@ def process_environment(config: VLLMConfig) -> dict[str, str]:
     variables = {VARIABLE: "1"}
     if (plugins := os.environ.get("VLLM_PLUGINS")) is not None:
         variables["VLLM_PLUGINS"] = f"{plugins},{ENTRY_POINT}"
-    if config.cores is not None:
-        variables["VLLM_CPU_OMP_THREADS_BIND"] = config.cores
     if engine_arguments(config)["enforce_eager"] and "TORCHDYNAMO_DISABLE" not in os.environ:
         # In eager mode, torch would compile only a helper for log-probabilities: it takes seconds and gains nothing.
         variables["TORCHDYNAMO_DISABLE"] = "1"
-    if _attends_without_splits(config.model) and "VLLM_CPU_ATTN_SPLIT_KV" not in os.environ:
-        variables["VLLM_CPU_ATTN_SPLIT_KV"] = "0"
-    return variables | worker_environment(config)
+    if worker_cores(config) and (openmp := _openmp()) is not None:
+        variables["LD_PRELOAD"] = str(openmp)  # as vLLM does for its worker
+    return variables
 
 
-def worker_environment(config: VLLMConfig) -> dict[str, str]:
-    """Return the variables that vLLM sets for its worker on a CPU, for the process that starts it.
+def engine_environment(config: VLLMConfig) -> dict[str, str]:
+    """Environment variables that vLLM reads when it starts an engine."""
+    variables: dict[str, str] = {}
+    if runs_on_cpu():
+        if config.cores is not None:
+            variables["VLLM_CPU_OMP_THREADS_BIND"] = config.cores
+        if _attends_without_splits(config.model) and "VLLM_CPU_ATTN_SPLIT_KV" not in os.environ:
+            variables["VLLM_CPU_ATTN_SPLIT_KV"] = "0"
+    return variables
 
-    OpenMP reads them when it is loaded: if the starter has them, the worker can be forked, and imports nothing again.
+
+def worker_cores(config: VLLMConfig) -> list[int]:
+    """Return the cores of a worker on a CPU that is forked, one for each thread of OpenMP.
+
     Empty if the worker is to be spawned: there are several, it compiles, or the user sets OpenMP.
     """
+    if not runs_on_cpu():
+        return []
     from lookahead_agent.cpu import bound_cores
 
     arguments = engine_arguments(config)
     by_user = {"LD_PRELOAD", "OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"} & os.environ.keys()
     worker_count = arguments.get("tensor_parallel_size", 1) * arguments.get("pipeline_parallel_size", 1)
-    cores = bound_cores(config.cores or "")
+    if sys.platform != "linux" or _openmp() is None or not arguments["enforce_eager"] or worker_count != 1 or by_user:
+        return []
+    return bound_cores(config.cores or "")
+
+
+def _openmp() -> Path | None:
+    """The OpenMP library of torch."""
     spec = find_spec("torch")
-    openmp = sorted((Path(spec.origin).parent / "lib").glob("libgomp*.so*")) if spec and spec.origin else []
-    if sys.platform != "linux" or not (cores and openmp and arguments["enforce_eager"]) or worker_count != 1 or by_user:
-        return {}
-    return {
-        "LD_PRELOAD": str(openmp[0]),
-        "OMP_NUM_THREADS": str(len(cores)),
-        "GOMP_CPU_AFFINITY": " ".join(map(str, cores)),
-    }
+    libraries = sorted((Path(spec.origin).parent / "lib").glob("libgomp*.so*")) if spec and spec.origin else []
+    return libraries[0] if libraries else None
 
 
 def _gpu_environment(config: VLLMConfig) -> dict[str, str]:

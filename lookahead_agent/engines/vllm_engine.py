@@ -18,6 +18,7 @@ from lookahead_agent.engines.json_schema import composes, for_llguidance
 from lookahead_agent.engines.protocol import Delta, Sampling, room_for_reply
 from lookahead_agent.engines.shared_draft import BufferLines, SharedDraftBuffer
 from lookahead_agent.engines.shared_draft_proposer import BUFFER
+from lookahead_agent.engines.starter import EngineProcess, StartError, environment_kept
 from lookahead_agent.engines.tokenizer import HFTokenizer, Tokenizer
 from lookahead_agent.engines.vllm_config import VLLMConfig
 from lookahead_agent.errors import ConfigurationError, EngineError, EngineStartError
@@ -48,24 +49,24 @@ class VLLMEngine:
         self._loop_thread: threading.Thread | None = None
         uses_shared_draft = vllm_config.uses_shared_draft(dict(config.arguments).get("speculative_config"))
         self._shared_draft = SharedDraftBuffer() if uses_shared_draft else None
-        pids: list[int] = []
+        process: EngineProcess | None = None
         try:
             with ExitStack() as starting:
                 if not vllm_config.runs_on_cpu():
                     starting.enter_context(_memory_lock)
                 environment = vllm_config.process_environment(config)
-                self._process = processes.EngineProcess(_job(config, self._shared_draft), environment)
-                pids.append(self._process.pid)
+                process = EngineProcess(_job(config, self._shared_draft), environment)
                 if "kv_cache_memory_bytes" in dict(config.arguments):
                     starting.close()
                 # Meanwhile, in this process:
-                with _import_lock, processes.gc_paused():
+                with _import_lock, environment_kept(), processes.gc_paused():
                     self.tokenizer: Tokenizer = HFTokenizer(config.model)
                     _import_vllm()
-                self._llm: Any = _connect(self._process)
+                self._llm: Any = _connect(process)
         except BaseException as error:
-            processes.finish_start(pids, failed=True)
-            if isinstance(error, processes.StartError) and error.is_refused:
+            if process is not None:
+                process.finish_start(failed=True)
+            if isinstance(error, StartError) and error.is_refused:
                 raise ConfigurationError(str(error)) from None
             if isinstance(error, ConfigurationError) or not isinstance(error, Exception):
                 raise
@@ -74,8 +75,9 @@ class VLLMEngine:
         finally:
             if self._shared_draft is not None:
                 self._shared_draft.forget_file()
-        self.processes = list(processes.process_trees(pids))
-        processes.finish_start(pids, failed=False)
+        self._process = process
+        self.processes = list(processes.process_trees([process.pid]))
+        process.finish_start(failed=False)
         self.context_length = int(self._llm.model_config.max_model_len)
 
     @property
@@ -229,9 +231,12 @@ def _job(config: VLLMConfig, shared_draft: SharedDraftBuffer | None) -> dict[str
     arguments = vllm_config.engine_arguments(config)
     if shared_draft is not None:
         arguments["additional_config"] = {**arguments.get("additional_config", {}), BUFFER: str(shared_draft.path)}
-    on_cpu = vllm_config.runs_on_cpu()
-    forks_worker = on_cpu and bool(vllm_config.worker_environment(config))
-    return {"arguments": arguments, "on_cpu": on_cpu, "cores": processes.available_cores() if forks_worker else None}
+    return {
+        "arguments": arguments,
+        "on_cpu": vllm_config.runs_on_cpu(),
+        "variables": vllm_config.engine_environment(config),
+        "worker_cores": vllm_config.worker_cores(config),
+    }
 
 
 def _import_vllm() -> None:
@@ -248,7 +253,7 @@ def _import_vllm() -> None:
     from vllm.v1.engine.async_llm import AsyncLLM  # noqa: F401
 
 
-def _connect(process: processes.EngineProcess) -> Any:
+def _connect(process: EngineProcess) -> Any:
     """Create vLLM's client of a started engine, which watches and ends the engine's process."""
     from vllm.v1.engine.async_llm import AsyncLLM
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 from lookahead_agent import ChatLookahead
+from lookahead_agent.engines.processes import child_processes
+from lookahead_agent.engines.starter import keep_starters
 from lookahead_agent.models.cache import CACHE_VARIABLE, cache_dir
 from tests.integration.tiny_models import make_pair
 
@@ -103,6 +106,18 @@ def _is_unsupported(item: pytest.Item) -> bool:
     if not getattr(suite, "runs", lambda name: True)(name):
         return True
     return not getattr(suite(), PROPERTIES.get(name, name.replace("test_", "supports_", 1)), True)
+
+
+def engine_processes() -> set[psutil.Process]:
+    """The processes of this process's engines, without their starters, which tests keep: these are its own children."""
+    return {process for process in child_processes() if process.ppid() != os.getpid()}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _starters() -> Iterator[None]:
+    """Import vLLM once for the engines of all tests."""
+    with keep_starters():
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -68,7 +68,7 @@ def engine_configurations(fields: dict[str, Any]) -> list[dict[str, Any]]:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     from lookahead_agent import ChatLookahead
-    from lookahead_agent.engines import processes
+    from lookahead_agent.engines import vllm_engine
     from lookahead_agent.engines.vllm_config import runs_on_cpu
 
     assert not runs_on_cpu()
@@ -76,7 +76,7 @@ def engine_configurations(fields: dict[str, Any]) -> list[dict[str, Any]]:
     lock = threading.Lock()
 
     def record_configuration(job: dict[str, Any], environment: dict[str, str]) -> Any:
-        assert (job["on_cpu"], job["cores"]) == (False, None)
+        assert (job["on_cpu"], job["variables"], job["worker_cores"]) == (False, {}, [])
         with lock:
             config = AsyncEngineArgs(**job["arguments"]).create_engine_config()
             speculative, transfer = config.speculative_config, config.kv_transfer_config
@@ -104,7 +104,7 @@ def engine_configurations(fields: dict[str, Any]) -> list[dict[str, Any]]:
             )
         raise RuntimeError("no engine is started here")
 
-    processes.EngineProcess = record_configuration  # type: ignore[assignment,misc]
+    vllm_engine.EngineProcess = record_configuration  # type: ignore[assignment,misc]
     try:
         with ChatLookahead.model_validate(fields) as llm:
             llm.start()

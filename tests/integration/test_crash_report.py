@@ -13,11 +13,10 @@ from langchain_core.messages import AIMessageChunk
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.engines import shared_draft
-from lookahead_agent.engines.processes import child_processes
 from lookahead_agent.errors import EngineError
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.verifiers.judge import EngineJudge
-from tests.integration.conftest import TINY_ENGINE
+from tests.integration.conftest import TINY_ENGINE, engine_processes
 from tests.integration.tiny_models import make_pair
 from tests.waiting import wait_until
 
@@ -135,7 +134,7 @@ def test_killed_target_raises_one_clear_error_and_the_next_call_restarts_it(
     llm: ChatLookahead, target_tokens: list[int], shared_folder: Path
 ) -> None:
     engines = engines_of(llm)
-    before = set(child_processes())
+    before = engine_processes()
     with pytest.raises(EngineError, match="killed") as raised:
         stream_and_kill(llm, engines.target, WORKER, "off")
     assert "kv_cache_memory_bytes" in str(raised.value)

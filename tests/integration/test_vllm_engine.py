@@ -14,18 +14,17 @@ import pytest
 
 from lookahead_agent.cpu import PROVIDER, VARIABLE
 from lookahead_agent.engines import Delta, Sampling, VLLMConfig, VLLMEngine, background
-from lookahead_agent.engines.processes import child_processes
 from lookahead_agent.engines.vllm_config import as_arguments
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, EngineStartError
-from tests.integration.conftest import TINY_ENGINE
+from tests.integration.conftest import TINY_ENGINE, engine_processes
 from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
 def engine(tiny_pair: tuple[Path, Path]) -> Iterator[VLLMEngine]:
-    before = child_processes()
+    before = engine_processes()
     with closing(VLLMEngine(VLLMConfig(tiny_pair[0], "0", as_arguments(TINY_ENGINE)))) as engine:
-        started = child_processes() - before
+        started = engine_processes() - before
         assert started
         yield engine
         prompt = prompt_of(engine)
@@ -174,7 +173,7 @@ def test_failed_start_leaves_no_process(tiny_pair: tuple[Path, Path], tmp_path: 
     broken = tmp_path / "broken"
     shutil.copytree(tiny_pair[0], broken)
     (broken / "model.safetensors").write_bytes(b"no weights")
-    before = child_processes()
+    before = engine_processes()
     with pytest.raises(EngineStartError, match="could not start broken"):
         VLLMEngine(VLLMConfig(broken, "0", as_arguments(TINY_ENGINE)))
-    assert not [p for p in child_processes() - before if p.is_running()]
+    assert not [p for p in engine_processes() - before if p.is_running()]

@@ -13,26 +13,29 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from lookahead_agent.engines import child_watch, processes
-from lookahead_agent.engines.processes import (
-    PARENT,
-    EngineProcess,
-    StartError,
-    finish_start,
-    kill_processes,
-    refuse_starts,
-)
+from lookahead_agent.engines import child_watch, starter
+from lookahead_agent.engines.processes import PARENT, kill_processes, process_trees
+from lookahead_agent.engines.starter import EngineProcess, StartError, environment_kept, keep_starters, refuse_starts
 from lookahead_agent.errors import ConfigurationError, EngineError
 
 SPAWN = multiprocessing.get_context("spawn")
-SLEEP = "import time; time.sleep(60)"
 BINDING = "VLLM_CPU_OMP_THREADS_BIND"
-ANSWER = "import os, pickle; job = pickle.load(sys.stdin.buffer); out = os.fdopen(int(sys.argv[1]), 'wb'); "
-ENVIRONMENT = ANSWER + "pickle.dump((True, (job, dict(os.environ))), out)"
+# Starters of these tests import no vLLM, and call `launch` for each job.
+SERVE = "from lookahead_agent.engines.worker_main import serve_starts; serve_starts(launch)"
+STARTER = "import os, subprocess, sys, time; launch = lambda job: {}; " + SERVE
+SLEEP = STARTER.format("time.sleep(60)")
+CHILD = "[subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']).pid]"
+ANSWER = STARTER.format(f"({CHILD}, (job, dict(os.environ), sys.path))")
+
+
+def as_job(value: object, **variables: str) -> dict[str, Any]:
+    """A job of `worker_main` for a starter of these tests."""
+    return {"job": value, "variables": variables, "worker_cores": []}
 
 
 class Job:
@@ -42,36 +45,98 @@ class Job:
 def test_a_start_changes_neither_the_environment_nor_the_main_module_of_the_program() -> None:
     before, main = dict(os.environ), sys.modules["__main__"]
     user = {"TOKENIZERS_PARALLELISM": "true"}
-    started = [EngineProcess(cores, {BINDING: cores, **user}, ENVIRONMENT) for cores in ("0-2,5", "1")]
+    started = [EngineProcess(as_job(cores, **{BINDING: cores}), user, ANSWER) for cores in ("0-2,5", "1")]
     try:
         assert pickle.loads(pickle.dumps(Job())).__class__ is Job
         assert dict(os.environ) == before
         assert sys.modules["__main__"] is main
-        for process in started:
-            cores, variables = process.wait_until_started()
-            expected = {BINDING: cores, PARENT: str(os.getpid()), "VLLM_NO_USAGE_STATS": "1", **user}
+        for process, cores in zip(started, ("0-2,5", "1"), strict=True):
+            job, variables, path = process.wait_until_started()
+            assert job == cores
+            starters = psutil.Process(process.pid).ppid()
+            expected = {BINDING: cores, PARENT: str(process.pid), "VLLM_NO_USAGE_STATS": "1", **user}
             assert {name: variables[name] for name in expected} == expected
             assert Path(variables["VLLM_RPC_BASE_PATH"]).is_dir()
-            assert process.exit_code() == 0
+            assert path == [os.getcwd() if entry == "" else entry for entry in sys.path]
+            assert process.exit_code(0) is None
+        assert psutil.Process(started[0].pid).ppid() == starters, "both are forked from one process"
     finally:
-        finish_start([process.pid for process in started], failed=True)
+        for process in started:
+            process.finish_start(failed=True)
+    assert [process.exit_code() for process in started] == [-9, -9]
+    wait_for(lambda: not psutil.pid_exists(starters))
     assert dict(os.environ) == before
+
+
+def test_starters_end_with_their_last_engine_unless_they_are_kept() -> None:
+    def starter_of(environment: dict[str, str]) -> int:
+        process = EngineProcess(as_job(None), environment, ANSWER)
+        process.wait_until_started()
+        pid = psutil.Process(process.pid).ppid()
+        process.finish_start(failed=True)
+        return pid
+
+    first = starter_of({})
+    assert not psutil.pid_exists(first)
+    with keep_starters():
+        kept = starter_of({})
+        assert kept != first
+        assert starter_of({}) == kept
+        others = [starter_of({"OTHER": number}) for number in "123"]
+        assert len({kept, *others}) == 4, "an engine has the environment that it needs"
+        assert [psutil.pid_exists(pid) for pid in (kept, *others)] == [False, False, True, True]
+        psutil.Process(others[-1]).kill()
+        wait_for(lambda: psutil.Process(others[-1]).status() == psutil.STATUS_ZOMBIE)
+        replaced = starter_of({"OTHER": "3"})
+        assert replaced != others[-1], "a starter that was killed is replaced"
+    assert not any(psutil.pid_exists(pid) for pid in (*others, replaced))
+
+
+def test_an_engine_whose_starter_is_killed_has_ended() -> None:
+    process = EngineProcess(as_job(None), {}, ANSWER)
+    process.wait_until_started()
+    tree = process_trees([process.pid])
+    psutil.Process(psutil.Process(process.pid).ppid()).kill()
+    assert process.exit_code(30) == -9
+    gone, alive = psutil.wait_procs([each for each in tree if each.pid == process.pid], 30)
+    assert gone
+    assert not alive
+    kill_processes(tree)
+
+
+def test_variables_that_an_import_sets_are_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_PLUGINS", "mine")
+    before = dict(os.environ)
+    with environment_kept():
+        os.environ |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "VLLM_PLUGINS": "other"}
+        process = EngineProcess(as_job(None), {}, ANSWER)
+        monkeypatch.setenv("SET_BY_THE_PROGRAM", "meanwhile")
+        _, variables, _ = process.wait_until_started()
+        process.finish_start(failed=True)
+    assert variables["VLLM_PLUGINS"] == "mine"
+    assert "TORCHINDUCTOR_COMPILE_THREADS" not in variables
+    assert dict(os.environ) == {**before, "SET_BY_THE_PROGRAM": "meanwhile"}
 
 
 @pytest.mark.parametrize(
     ("program", "message"),
     [
-        ("import os; os.kill(os.getpid(), 9)", "-9"),
-        ("sys.exit(3)", "3"),
-        (ANSWER + "pickle.dump((False, {'message': job, 'is_refused': True}), out)", "no such argument"),
+        (STARTER.format("os.kill(os.getpid(), 9)"), "-9"),
+        ("raise SystemExit(3)", "-9"),
+        (STARTER.format("os._exit(3)"), "3"),
+        (
+            "from lookahead_agent.errors import ConfigurationError\ndef launch(job): raise ConfigurationError(job)\n"
+            + SERVE,
+            "no such argument",
+        ),
     ],
 )
 def test_a_failed_start_says_why(program: str, message: str) -> None:
-    process = EngineProcess("no such argument", {}, program)
+    process = EngineProcess(as_job("no such argument"), {}, program)
     with pytest.raises(StartError, match=message) as raised:
         process.wait_until_started()
     assert raised.value.is_refused == (message == "no such argument")
-    finish_start([process.pid], failed=True)
+    process.finish_start(failed=True)
     with pytest.raises(ConfigurationError, match="cannot be sent to its process"):
         EngineProcess(lambda: None, {})
 
@@ -79,15 +144,22 @@ def test_a_failed_start_says_why(program: str, message: str) -> None:
 UNGUARDED = """
 import os, pickle, sys
 print("the script runs", flush=True)
-from lookahead_agent.engines.processes import EngineProcess
-program = (
-    "import importlib.util as u;"
-    "sys.modules['__main__'].__spec__ = u.find_spec('lookahead_agent.engines.worker_main');"
-    "import multiprocessing, time; worker = multiprocessing.get_context('spawn').Process(target=time.sleep, args=(0,));"
-    "worker.start(); worker.join(); import os, pickle;"
-    "pickle.dump((True, worker.exitcode), os.fdopen(int(sys.argv[1]), 'wb'))"
-)
-print(EngineProcess(None, {}, program).wait_until_started(), flush=True)
+from lookahead_agent.engines.starter import EngineProcess
+program = '''
+import importlib.util, multiprocessing, sys, time
+sys.modules['__main__'].__spec__ = importlib.util.find_spec('lookahead_agent.engines.worker_main')
+from lookahead_agent.engines.worker_main import serve_starts
+
+def launch(job):
+    worker = multiprocessing.get_context('spawn').Process(target=time.sleep, args=(0,))
+    worker.start()
+    worker.join()
+    return [], worker.exitcode
+
+serve_starts(launch)
+'''
+process = EngineProcess({"job": None, "variables": {}, "worker_cores": []}, {}, program)
+print(process.wait_until_started(), flush=True)
 """
 
 
@@ -201,12 +273,15 @@ def test_worker_prints_no_traceback_if_its_parent_ends_early(error: str, printed
 
 
 def test_refuse_starts_kills_starting_engines_and_prevents_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_starts_refused", False)  # restored after the test
-    starting = EngineProcess(None, {}, SLEEP)
-    refuse_starts()
-    assert not psutil.pid_exists(starting.pid)
+    monkeypatch.setattr(starter, "_starts_refused", False)  # restored after the test
+    starting, early = (EngineProcess(as_job(None), {"OTHER": number}, SLEEP) for number in "12")
+    assert starting.pid is not None
+    pids = starting.pid, psutil.Process(starting.pid).ppid()
+    refuse_starts()  # one engine may not have been forked yet
+    assert not any(map(psutil.pid_exists, pids))
+    assert early.exit_code(30) == -9
     with pytest.raises(EngineError, match="shutting down"):
-        EngineProcess(None, {}, SLEEP)
+        EngineProcess(as_job(None), {}, SLEEP)
 
 
 def test_kill_processes_ends_processes_that_ignore_sigterm_oldest_first() -> None:
@@ -223,10 +298,12 @@ def test_kill_processes_ends_processes_that_ignore_sigterm_oldest_first() -> Non
 
 
 def test_failed_start_kills_only_its_own_processes_and_a_manager_ends_them() -> None:
-    failed, started = (EngineProcess(None, {}, SLEEP) for _ in range(2))
-    finish_start([failed.pid], failed=True)
-    finish_start([started.pid], failed=False)
-    assert not psutil.pid_exists(failed.pid)
+    failed, started = (EngineProcess(as_job(None), {}, SLEEP) for _ in range(2))
+    pids = failed.pid, started.pid
+    assert None not in pids
+    failed.finish_start(failed=True)
+    started.finish_start(failed=False)
+    assert not psutil.pid_exists(pids[0] or 0)
     assert started.exit_code(0) is None
     watcher = threading.Thread(target=started.monitor_engine_liveness)
     watcher.start()
@@ -234,4 +311,4 @@ def test_failed_start_kills_only_its_own_processes_and_a_manager_ends_them() -> 
     started.shutdown()
     watcher.join(30)
     assert not watcher.is_alive()
-    assert not psutil.pid_exists(started.pid)
+    assert not psutil.pid_exists(pids[1] or 0)

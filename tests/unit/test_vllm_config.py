@@ -13,12 +13,11 @@ from lookahead_agent.cpu import binding, bound_cores
 from lookahead_agent.engines.vllm_config import (
     VLLMConfig,
     as_arguments,
+    engine_environment,
     process_environment,
     runs_on_cpu,
-    worker_environment,
+    worker_cores,
 )
-
-OPENMP = {"OMP_NUM_THREADS": "3", "GOMP_CPU_AFFINITY": "0 1 4"}
 
 
 @pytest.fixture
@@ -38,21 +37,23 @@ def test_other_notations_bind_no_known_cores(notation: str) -> None:
 
 
 @pytest.mark.skipif(not runs_on_cpu(), reason="vLLM for GPUs starts its workers itself")
-def test_processes_begin_with_the_openmp_settings_of_a_single_eager_worker(
+def test_a_single_eager_worker_is_forked_with_a_thread_for_each_core(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("LD_PRELOAD", "OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"):
         monkeypatch.delenv(name, raising=False)
 
-    def settings(cores: str | None = "0-1,4", **arguments: Any) -> dict[str, str]:
-        return worker_environment(VLLMConfig(model, cores, as_arguments(arguments)))
+    def configured(cores: str | None = "0-1,4", **arguments: Any) -> VLLMConfig:
+        return VLLMConfig(model, cores, as_arguments(arguments))
 
-    assert settings() == {**OPENMP, "LD_PRELOAD": settings()["LD_PRELOAD"]}
-    assert Path(settings()["LD_PRELOAD"]).is_file()
-    assert process_environment(VLLMConfig(model, "0-1,4")).items() >= settings().items()
-    assert settings(None) == settings("auto") == settings("0|1") == {}
-    assert settings(tensor_parallel_size=2) == settings(pipeline_parallel_size=2) == settings(enforce_eager=False) == {}
+    assert worker_cores(configured()) == [0, 1, 4]
+    assert Path(process_environment(configured())["LD_PRELOAD"]).is_file()
+    assert engine_environment(configured())["VLLM_CPU_OMP_THREADS_BIND"] == "0-1,4"
+    assert process_environment(configured()) == process_environment(configured("5")), "they have the same starter"
+    assert not any(map(worker_cores, map(configured, (None, "auto", "0|1"))))
+    for arguments in ({"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}, {"enforce_eager": False}):
+        assert worker_cores(configured(**arguments)) == []
+        assert "LD_PRELOAD" not in process_environment(configured(**arguments))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert settings() == {}, "the user's own setting stays"
-    assert "OMP_NUM_THREADS" not in process_environment(VLLMConfig(model, "0"))
+    assert worker_cores(configured()) == [], "the user's own setting stays"
     assert os.environ["OMP_NUM_THREADS"] == "1"
