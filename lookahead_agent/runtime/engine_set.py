@@ -144,7 +144,7 @@ class EngineSet:
         if policy.own_verifier is not None:
             own: Verifier | DraftVerifier = policy.own_verifier
             return own
-        asked = [self.target, self.judge, self.embedder]
+        asked: list[object] = [self.target, self.judge, self.embedder]
         known, verifier = self._verifiers.get(policy, (asked, None))
         if verifier is None or any(old is not new for old, new in zip(known, asked, strict=True)):
             verifier = self._create_verifier(policy)
