@@ -307,16 +307,29 @@ def test_refused_call_and_arguments_without_a_message_were_not_carried_out() -> 
         assert call(tool, x="a").text == "fine", "the connection still works"
 
 
-def test_servers_delay_no_other_server() -> None:
-    servers = {"slow": server(act="silent"), "quick": server()}
-    with open_mcp_tools(servers, seconds=60) as tools:
+def test_servers_that_hang_stream_die_or_ask_a_model_hold_up_and_end_no_other() -> None:
+    endless, ending = ["silent", "stream"], ["exit", "huge", "deep", "error", "asks"]
+    servers = {act: server(act=act) for act in [*endless, *ending]} | {"quick": server()}
+    results: dict[str, ToolMessage] = {}
+
+    def ask(act: str) -> None:
+        results[act] = call(named[act])
+
+    with open_mcp_tools(servers, start_seconds=60, seconds=300) as tools:
         named = dict(tools)
-        waiting = Thread(target=lambda: call(named["slow"]), daemon=True)
-        waiting.start()
+        threads = {act: Thread(target=ask, args=(act,), daemon=True) for act in [*endless, *ending]}
+        for thread in threads.values():
+            thread.start()
+            assert call(named["quick"]).text == "fine"
+        for act in ending:
+            threads[act].join(60)
+            assert (act, results[act].status) == (act, "success" if act == "asks" else "error")
+        assert all(threads[act].is_alive() for act in endless)
         assert call(named["quick"]).text == "fine"
-        assert waiting.is_alive()
-    waiting.join(30)
-    assert not waiting.is_alive(), "the end of the connection ends its calls"
+    assert "not supported" in results["asks"].text
+    for act in endless:
+        threads[act].join(60)
+        assert not threads[act].is_alive(), "the end of the connection ends its calls"
 
 
 def test_tools_of_equal_names_are_named_after_their_servers(tmp_path: Path) -> None:
