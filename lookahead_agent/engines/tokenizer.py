@@ -358,7 +358,7 @@ class HFTokenizer:
                     return chat_template.within(
                         _MAX_RENDER_SECONDS, partial(self.backend.apply_chat_template, current, **options)
                     )
-                except chat_template.TemplateTimeoutError:
+                except chat_template.TemplateLimitError:
                     raise
                 # A template is third-party code: unexpected input can raise any exception.
                 except Exception as error:
