@@ -77,7 +77,7 @@ def test_template_that_doubles_a_text_ends_before_it_fills_the_memory(folder: Pa
     doubling = "{% set ns = namespace(x='a') %}{% for _ in range(60) %}{% set ns.x = " + growth + " %}{% endfor %}"
     (folder / "chat_template.jinja").write_text(doubling)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(ConfigurationError, match="MiB and was ended|without a bound"):
+    with pytest.raises(ConfigurationError, match=r"MiB and was ended|without a bound"):
         HFTokenizer(folder).chat_prompt([{"role": "user", "content": "a"}])
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2 << 20, "in KiB"
 
