@@ -218,6 +218,50 @@ def test_answers_over_http_are_bounded(body: bytes, headers: dict[str, str], mes
             http.shutdown()
 
 
+class _HalfCharacters(BaseHTTPRequestHandler):
+    """An MCP server whose tools and results have lone surrogates, in JSON or, if `events` is true, in events."""
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        version = request.get("params", {}).get("protocolVersion")
+        results = {
+            "initialize": {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": SERVER_INFO},
+            "tools/list": {"tools": [tool_with({"properties": {"x": {"title": "\ud83d"}}}), tool_with({}, name="u")]},
+            "tools/call": {"content": [{"type": "text", "text": "\ud83d \ude00\ud83d \ud83d\ude00 \\ud83d \u00fc"}]},
+        }
+        answer = {"jsonrpc": "2.0", "id": request.get("id"), "result": results.get(request["method"], {})}
+        body, events = json.dumps(answer).encode(), self.server.events  # type: ignore[attr-defined]
+        body = b"event: message\rdata: " + body + b"\r\r" if events else body
+        self.send_response(200 if "id" in request else 202)
+        self.send_header("Content-Type", "text/event-stream" if events else "application/json")
+        self.send_header("Content-Length", str(len(body) if "id" in request else 0))
+        self.end_headers()
+        self.wfile.write(body if "id" in request else b"")
+
+    def do_GET(self) -> None:
+        self.send_error(405)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+SERVER_INFO = {"name": "", "version": ""}
+
+
+@pytest.mark.parametrize("events", [False, True])
+def test_half_a_character_over_http_ends_neither_a_list_of_tools_nor_a_result(events: bool) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _HalfCharacters) as http:
+        http.events = events  # type: ignore[attr-defined]
+        Thread(target=http.serve_forever, daemon=True).start()
+        try:
+            remote = McpServer(url=f"http://127.0.0.1:{http.server_port}/mcp")
+            with open_mcp_tools({"s": remote}, start_seconds=60) as tools:
+                assert [tool.name for _, tool in tools] == ["t", "u"]
+                assert call(tools[0][1], x=1).text == "\\ud83d \\ude00\\ud83d \U0001f600 \\ud83d \u00fc"
+        finally:
+            http.shutdown()
+
+
 def test_description_and_output_of_a_server_are_bounded_and_printable() -> None:
     with opened(act="stderr", tools=[tool_with({}, description="\x1b[2Ja\u202eb\n" + "d" * 100_000)]) as tool:
         assert tool.description.startswith(" [2Ja b\nddd")
