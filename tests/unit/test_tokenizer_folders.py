@@ -134,7 +134,11 @@ def test_damaged_tokenizer_is_one_error(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["\N{BIRD}", "a\N{BIRD}b", "\N{WOMAN}\u200d\N{GIRL}", "\u00e9\N{BIRD}\u00e9", "\ufffda"]
+    "text",
+    [
+        *("\N{BIRD}", "a\N{BIRD}b", "\N{WOMAN}\u200d\N{GIRL}", "\u00e9\N{BIRD}\u00e9"),
+        *("\ufffda", "\ufffd\ufffd", "a\ufffd\ufffdb", "\ufffd\ufffd\N{BIRD}", "\N{BIRD}\ufffd"),
+    ],
 )
 def test_stream_that_begins_within_a_character_has_the_whole_character_once(tmp_path: Path, text: str) -> None:
     letters = [f"<0x{number:02X}>" for number in range(256)]
@@ -143,7 +147,7 @@ def test_stream_that_begins_within_a_character_has_the_whole_character_once(tmp_
     PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(tmp_path)
     tokenizer = HFTokenizer(tmp_path)
     ids = [*text.encode()]
-    for before in ("", "Observation.", "\N{BIRD}", "x\ufffd"):
+    for before in ("", "Observation.", "\N{BIRD}", "x\ufffd", "\ufffd\ufffd", 4 * "\ufffd"):
         for cut in range(len(ids) + 1):
             stream = tokenizer.stream([*before.encode(), *ids[:cut]])
             streamed = "".join(map(stream.push, ids[cut:])) + stream.flush()
