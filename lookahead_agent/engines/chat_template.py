@@ -119,7 +119,8 @@ def check_template(text: str) -> None:
 
 @cache
 def _bounded_environment() -> type[Any]:
-    from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+    from jinja2.exceptions import SecurityError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class BoundedEnvironment(ImmutableSandboxedEnvironment):
         intercepted_binops = frozenset({"*", "**"})  # which Jinja does not compute when it compiles a template either
