@@ -16,13 +16,16 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 import httpx
-import webencodings
 from httpx import codes
 from langchain_core.tools import BaseTool
 
 from lookahead_agent.agents.tool_use import MAX_RESULT_LENGTH, cut, make_tool
 from lookahead_agent.engines import background
+from lookahead_agent.errors import extra_imports
 from lookahead_agent.sandbox.documents import read_parts
+
+with extra_imports("the tool http_get needs its extra: pip install 'lookahead-agent[tools]'"):
+    import webencodings
 
 _MAX_REDIRECTS = 5
 # Timeout of the process that reads a fetched page.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Self
@@ -250,20 +251,37 @@ def _parse(line: bytes) -> SessionMessage | Exception:
     return SessionMessage(JSONRPCError(jsonrpc="2.0", id=message["id"], error=answer))
 
 
-class _BoundedStream(httpx2.AsyncByteStream):
-    def __init__(self, stream: httpx2.AsyncByteStream) -> None:
+# An escape in JSON: a pair of surrogates, a lone one, or another.
+_ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<lone>u[dD][89a-fA-F]..)|.)", re.DOTALL)
+
+
+class _ReadableStream(httpx2.AsyncByteStream):
+    """A body by lines, in which a lone surrogate is six letters: MCP's client can read no message that has one."""
+
+    def __init__(self, stream: httpx2.AsyncByteStream, *, is_message: bool) -> None:
         self._stream = stream
+        self._is_message = is_message  # whether the body is one message, and not a stream of events
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        size = 0
+        line = bytearray()
+        size = 0  # of the message; MCP's client itself limits the events of a stream, once it gets their lines
         async for piece in self._stream:
-            size += len(piece)
+            end = max(piece.rfind(b"\n"), piece.rfind(b"\r")) + 1
+            size = len(piece) + (size if self._is_message or not end else 0)
             if size > MAX_MESSAGE:
                 raise httpx2.StreamError(f"it sent a message of more than {MAX_MESSAGE >> 20} MiB")
-            yield piece
+            if end:
+                yield _readable(bytes(line) + piece[:end])
+                line.clear()
+            line += piece[end:]
+        yield _readable(bytes(line))
 
     async def aclose(self) -> None:
         await self._stream.aclose()
+
+
+def _readable(text: bytes) -> bytes:
+    return _ESCAPE.sub(lambda escape: b"\\" * (1 + (escape["lone"] is not None)) + escape[0][1:], text)
 
 
 async def _refuse_compression(request: httpx2.Request) -> None:
@@ -273,10 +291,9 @@ async def _refuse_compression(request: httpx2.Request) -> None:
 async def _bound_body(response: httpx2.Response) -> None:
     if response.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
         raise httpx2.StreamError("it compressed its answer, which was not asked for")
-    # MCP's client itself limits the events of a stream.
-    if not response.headers.get("Content-Type", "").startswith("text/event-stream"):
-        assert isinstance(response.stream, httpx2.AsyncByteStream)
-        response.stream = _BoundedStream(response.stream)
+    assert isinstance(response.stream, httpx2.AsyncByteStream)
+    is_message = not response.headers.get("Content-Type", "").startswith("text/event-stream")
+    response.stream = _ReadableStream(response.stream, is_message=is_message)
 
 
 def create_http_client(

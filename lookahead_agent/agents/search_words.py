@@ -10,6 +10,8 @@ from typing import Any
 
 import regex
 
+from lookahead_agent.errors import extra_imports
+
 _SPACELESS = r"\p{Han}\p{Hiragana}\p{Katakana}ー々〆\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"
 # A run of a script without spaces between words (and Korean, which writes particles onto words), or another word.
 _WORDS = regex.compile(
@@ -39,8 +41,10 @@ class Words:
     """Splits texts into words. It is for one thread at a time, as Snowball's stemmers are."""
 
     def __init__(self) -> None:
-        import Stemmer
-        from bm25s import stopwords
+        with extra_imports("the search of documents needs its extra: pip install 'lookahead-agent[tools]'"):
+            import charset_normalizer  # noqa: F401  # by which the search detects encodings later
+            import Stemmer
+            from bm25s import stopwords
 
         # A stemmer's own cache would never forget the words of a document.
         self._stemmers: dict[str, Any] = {

@@ -174,6 +174,18 @@ def contained(original: BaseTool, *, asynchronous: bool) -> BaseTool:
 
     In `ainvoke`, a function runs in a thread of its own, so that calls that never return hold up no others.
     """
+    tool = _with_contained_code(original, asynchronous=asynchronous)
+    # Validators, handlers of errors, and methods that a user's class overrides, are foreign code as well.
+    if not asynchronous:
+        return _with_methods(tool, invoke=_contained_function(tool.invoke))
+    kind, is_function = type(original), getattr(original, "coroutine", None) is None
+    if kind.invoke is not BaseTool.invoke and kind.ainvoke in (StructuredTool.ainvoke, Tool.ainvoke) and is_function:
+        return _with_methods(tool, ainvoke=_in_thread(tool.invoke))  # LangChain's `ainvoke` calls `invoke` for these
+    return _with_methods(tool, ainvoke=_contained_coroutine(tool.ainvoke))
+
+
+def _with_contained_code(original: BaseTool, *, asynchronous: bool) -> BaseTool:
+    """Contain a tool's functions, so that callbacks learn of their errors."""
     original = original if asynchronous else with_sync_call(original)
     if not isinstance(original, (StructuredTool, Tool)):
         if not asynchronous:
@@ -207,16 +219,17 @@ def _in_thread(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
     async def run(*args: Any, **kwargs: Any) -> Any:
         if isinstance(manager := kwargs.get("run_manager"), AsyncCallbackManagerForToolRun):
             kwargs["run_manager"] = manager.get_sync()
-        call = partial(copy_context().run, _without_stop_iteration, function, *args, **kwargs)
+        call = partial(copy_context().run, _call_for_future, function, *args, **kwargs)
         return await background.contain(background.in_daemon_thread(call))
 
     return run
 
 
-def _without_stop_iteration(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call a function; a future cannot hold `StopIteration`."""
+def _call_for_future(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call a function; a future cannot hold `StopIteration`, and tasks take some others of it for their own end."""
     try:
-        return function(*args, **kwargs)
+        with foreign_code():
+            return function(*args, **kwargs)
     except StopIteration as error:
         raise RuntimeError("the function raised StopIteration") from error
 

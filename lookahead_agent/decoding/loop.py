@@ -339,15 +339,15 @@ class _Loop:
         started = self._clock.now()
         node, draft = writer.node, writer.complete
         assert draft is not None
-        question, before = self.request.question, self._prefixes.text(node)
+        question, before, salt = self.request.question, self._prefixes.text(node), self.request.sampling.cache_salt
         verify: Callable[[], Awaitable[Verdict]]
         if isinstance(self.verifier, DraftVerifier):
             prefix = tuple(self._prefixes.ids(node, Source.TARGET))
-            verify = partial(self.verifier.verify_draft, DraftStep(question, before, draft, prefix))
+            verify = partial(self.verifier.verify_draft, DraftStep(question, before, draft, prefix, salt))
         else:
             assert self.verifier is not None
             assert target is not None
-            verify = partial(self.verifier.verify, StepPair(question, before, draft, target, node.position))
+            verify = partial(self.verifier.verify, StepPair(question, before, draft, target, node.position, salt))
         loop, limit = asyncio.get_running_loop(), self.settings.verifier_timeout
         since = self._verifying[job] = loop.time() - self._verifier_waited
         self._watch(job, lambda: since, lambda: self._patience["verifier"], partial(self._late, "verifier"))

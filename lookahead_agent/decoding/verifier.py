@@ -19,6 +19,8 @@ class StepPair:
     target: Step
     position: int = 0
     """The position of the two steps in the reply, from 0."""
+    cache_salt: str | None = None
+    """The reply's cache salt, for each request to an engine or a server; see `Sampling`."""
 
     @property
     def same_text(self) -> bool:
@@ -39,6 +41,7 @@ class DraftStep:
     before: str
     draft: Step  # in the target's tokens
     prefix_ids: tuple[int, ...]  # the target's tokens of prompt and reply up to the step, shape (n,)
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,23 @@
 import ctypes
 import json
 import re
+import resource
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from lookahead_agent.errors import ConfigurationError
 
 Message = Mapping[str, Any]  # in OpenAI's format, but with the arguments of tool calls as mappings
 FINISHED = "finished"  # field that marks an assistant message as complete; no template reads it
-_MAX_FACTOR_DIGITS = 5
+_MAX_DIGITS = 8  # of a number in a template
+_MAX_PRODUCT = 10**7  # of two numbers, or characters or items of a multiplied text or list
+_MAX_MEMORY = 256 << 20  # bytes by which the process may grow while a template runs
+_WATCH_SECONDS = 0.02
 _MAX_ARGUMENTS_LENGTH = 1 << 16  # characters of the template arguments as JSON
 
 
@@ -95,60 +101,79 @@ def with_argument_texts(messages: Sequence[Message]) -> list[Message]:
     ]
 
 
-class TemplateTimeoutError(ConfigurationError):
-    """A chat template runs for too long."""
+class TemplateLimitError(ConfigurationError):
+    """A chat template runs for too long, or takes too much memory."""
 
 
 def check_template(text: str) -> None:
-    """Raise ConfigurationError for an operation that may never end, and that no time-out can interrupt.
+    """Raise ConfigurationError for a number that is a length without a bound, as in `'x'.ljust(1000000000)`.
 
-    Jinja computes powers and products of constants when it compiles a template.
+    Templates that transformers compiles from now on have bounded products and no powers, which no time-out interrupts.
     """
-    from jinja2 import Environment, TemplateSyntaxError
+    from transformers.utils import chat_template_utils
 
-    tokens: list[tuple[int, str, str]] = []
-    with suppress(TemplateSyntaxError):  # its reader raises the error
-        tokens = [token for token in Environment().lex(text) if token[1] != "whitespace"]
-    for place, (line, kind, value) in enumerate(tokens):
-        before, after = tokens[place - 1] if place else None, tokens[place + 1] if place + 1 < len(tokens) else None
-        operands = [token for token in (before, after) if token is not None]
-        is_power = (kind, value) == ("operator", "**") and (before is None or before[2] not in ("(", ","))
-        is_product = (kind, value) == ("operator", "*") and any(
-            token[1] == "integer" and len(token[2]) > _MAX_FACTOR_DIGITS for token in operands
-        )
-        if is_power or is_product:
-            raise ConfigurationError(f"line {line} of the chat template has an operation without a bound: {value!r}")
+    chat_template_utils.ImmutableSandboxedEnvironment = _bounded_environment()
+    if number := re.search(rf"\d{{{_MAX_DIGITS + 1},}}", text):
+        raise ConfigurationError(f"the chat template has a number without a bound: {number[0][:20]}")
+
+
+@cache
+def _bounded_environment() -> type[Any]:
+    from jinja2.exceptions import SecurityError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class BoundedEnvironment(ImmutableSandboxedEnvironment):
+        intercepted_binops = frozenset({"*", "**"})  # which Jinja does not compute when it compiles a template either
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            sizes = [len(value) if isinstance(value, (str, list, tuple)) else value for value in (left, right)]
+            if operator == "**" or not abs(sizes[0]) * abs(sizes[1]) <= _MAX_PRODUCT:
+                raise SecurityError(f"an operation without a bound: {operator!r}")
+            return left * right
+
+    return BoundedEnvironment
 
 
 def within(seconds: float, render: Callable[[], str]) -> str:
-    """Run a template in this thread; raises TemplateTimeoutError after `seconds`."""
-    thread, lock = threading.get_ident(), threading.Lock()
-    has_ended = is_overdue = False
+    """Run a template in this thread; raises TemplateLimitError after `seconds`, or when the process grows too much."""
+    thread, lock, ended = threading.get_ident(), threading.Lock(), threading.Event()
+    problem = ""
 
-    def interrupt() -> None:
-        nonlocal is_overdue
-        with lock:
-            if not has_ended:
-                is_overdue = True
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_OverdueError))
+    def watch() -> None:
+        nonlocal problem
+        end, before = time.monotonic() + seconds, _resident_bytes()
+        while not ended.wait(_WATCH_SECONDS):
+            with lock:
+                if ended.is_set():
+                    return
+                if time.monotonic() > end:
+                    problem = f"ran for {seconds:g} s and was ended: it may loop without end"
+                elif _resident_bytes() - before > _MAX_MEMORY:
+                    problem = f"took more than {_MAX_MEMORY >> 20} MiB and was ended"
+                if problem:
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_OverdueError))
+                    return
 
-    timer = threading.Timer(seconds, interrupt)
-    timer.daemon = True
-    timer.start()
+    threading.Thread(target=watch, name="lookahead-agent-template", daemon=True).start()
     try:
         try:
             return render()
         finally:
             with lock:
-                has_ended = True
-            timer.cancel()
+                ended.set()
             # An interrupt arrives at the next jump, at the latest here.
-            for _ in range(1000 if is_overdue else 0):
+            for _ in range(1000 if problem else 0):
                 pass
     except _OverdueError:
-        raise TemplateTimeoutError(
-            f"the chat template ran for {seconds:g} s and was ended: it may loop without end; take another template"
-        ) from None
+        raise TemplateLimitError(f"the chat template {problem}; take another template") from None
+
+
+def _resident_bytes() -> int:
+    """The memory of this process; 0 where the system does not tell it."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0
 
 
 class _OverdueError(BaseException):

@@ -140,7 +140,7 @@ class OpenAIEngine:
         try:
             if sampling.prompt_logprobs:
                 with self._answers():
-                    scores = await self._prompt_logprobs(prompt_ids)
+                    scores = await self._prompt_logprobs(prompt_ids, sampling)
                 yield scores
                 return
             body = self._body(prompt_ids, sampling, min(sampling.max_tokens, room)) | {"stream": True}
@@ -209,8 +209,8 @@ class OpenAIEngine:
                 logprobs[ids[0]] = float(logprob)
         return logprobs
 
-    async def _prompt_logprobs(self, prompt_ids: Sequence[int]) -> Delta:
-        body = self._body(prompt_ids, Sampling(max_tokens=1), 1) | {"prompt_logprobs": 0}
+    async def _prompt_logprobs(self, prompt_ids: Sequence[int], sampling: Sampling) -> Delta:
+        body = self._body(prompt_ids, sampling, 1) | {"prompt_logprobs": 0}
         answer = await self.server.ask("/completions", body)
         choice = answer["choices"][0]
         positions = choice.get("prompt_logprobs")

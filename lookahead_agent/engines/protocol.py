@@ -109,28 +109,34 @@ def room_for_reply(model: str, context_length: int, prompt_ids: Sequence[int]) -
     return room
 
 
-async def top_logprobs(engine: Engine, prompt_ids: Sequence[int]) -> Mapping[int, float]:
+async def top_logprobs(engine: Engine, prompt_ids: Sequence[int], cache_salt: str | None = None) -> Mapping[int, float]:
     """Return the log-probabilities, in nats, of the 20 most likely next tokens by id; empty if the engine has none.
 
     Raises:
         EngineError: The engine failed.
     """
-    delta = await _first_logprobs(engine, prompt_ids, Sampling(max_tokens=1, logprobs=_TOP_LOGPROBS))
+    sampling = Sampling(max_tokens=1, logprobs=_TOP_LOGPROBS, cache_salt=cache_salt)
+    delta = await _first_logprobs(engine, prompt_ids, sampling)
     return delta.logprobs[0] if delta is not None and delta.logprobs else {}
 
 
-async def sequence_logprobs(engine: Engine, prefix_ids: Sequence[int], token_ids: Sequence[int]) -> list[float]:
+async def sequence_logprobs(
+    engine: Engine, prefix_ids: Sequence[int], token_ids: Sequence[int], cache_salt: str | None = None
+) -> list[float]:
     """Return the log-probability of each token of a continuation, in nats: one prefill, no decoding.
 
     Args:
         engine: The engine that scores the continuation.
         prefix_ids: Token ids of the prefix, shape (n,), n ≥ 1.
         token_ids: Token ids of the continuation, shape (m,).
+        cache_salt: The cache salt of the reply that the continuation belongs to.
 
     Raises:
         EngineError: The engine failed, or returned no log-probabilities.
     """
-    delta = await _first_logprobs(engine, (*prefix_ids, *token_ids), Sampling(max_tokens=1, prompt_logprobs=True))
+    # vLLM reads nothing from its prefix cache for such a request, and still writes the prompt into it.
+    sampling = Sampling(max_tokens=1, prompt_logprobs=True, cache_salt=cache_salt)
+    delta = await _first_logprobs(engine, (*prefix_ids, *token_ids), sampling)
     if delta is None or delta.prompt_logprobs is None:
         raise EngineError("the engine gave no log-probabilities of its prompt")
     return [value for value in delta.prompt_logprobs[len(prefix_ids) :] if value is not None]

@@ -112,31 +112,27 @@ class _HFStream:
         self._stream = DecodeStream(ids=before, skip_special_tokens=True)
         # A stream that begins within a character would repeat the text before it. It begins before the character, and
         # has the whole of it, since the character's first tokens completed none.
-        # Text before the stream that its first piece repeats: replacement characters that the prompt itself has.
-        self._repeated = ""
         for end in reversed(range(len(before) + 1)):
-            if (context := self._ends_at_character(before[:end])) is not None:
+            if (context := self._context(before[:end])) is not None:
                 self._stream = DecodeStream(ids=context, skip_special_tokens=True)
                 for token_id in before[end:]:
                     self.push(token_id)
-                ends = (after for after in range(len(before), end, -1) if self._is_text(before[end:after]))
-                whole = next(ends, end)
-                self._repeated = tokenizer.decode(before[end:whole], skip_special_tokens=True)
                 break
         self._begun = False  # whether a token of this stream was pushed
 
-    def _is_text(self, token_ids: list[int]) -> bool:
-        """Whether tokens are those of a text, and not the beginning of a character."""
-        text = self._tokenizer.decode(token_ids, skip_special_tokens=True)
-        return bool(self._tokenizer.encode(text, add_special_tokens=False).ids == token_ids)
-
-    def _ends_at_character(self, token_ids: list[int]) -> list[int] | None:
+    def _context(self, token_ids: list[int]) -> list[int] | None:
         """The tokens, without the rest of a character at their beginning, if they end with a whole one; else None."""
         for begin in range(min(_MAX_TOKENS_OF_CHARACTER, max(len(token_ids), 1))):
             text: str = self._tokenizer.decode(token_ids[begin:], skip_special_tokens=True)
             if not text.endswith("\N{REPLACEMENT CHARACTER}"):
                 return token_ids[begin:]
+            if self._encode(text) == token_ids[begin:]:
+                # The text itself has this character, after which `DecodeStream` would wait for the rest of one.
+                return self._encode(".")
         return None
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def push(self, token_id: int) -> str:
         self._begun = True
@@ -147,14 +143,13 @@ class _HFStream:
             self._pending.append(token_id)
             return ""
         self._pending.clear()
-        piece, self._repeated = piece.removeprefix(self._repeated), ""
         return piece
 
     def flush(self) -> str:
         pending = self._pending if self._begun else []
         text: str = self._tokenizer.decode(pending, skip_special_tokens=True) if pending else ""
         self._pending.clear()
-        return text.removeprefix(self._repeated)
+        return text
 
 
 class HFTokenizer:
@@ -358,7 +353,7 @@ class HFTokenizer:
                     return chat_template.within(
                         _MAX_RENDER_SECONDS, partial(self.backend.apply_chat_template, current, **options)
                     )
-                except chat_template.TemplateTimeoutError:
+                except chat_template.TemplateLimitError:
                     raise
                 # A template is third-party code: unexpected input can raise any exception.
                 except Exception as error:

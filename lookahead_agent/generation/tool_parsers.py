@@ -38,6 +38,7 @@ _TAGS = {"qwen3_coder": _XML, "qwen3_xml": _XML, "deepseek_v3": _DEEPSEEK, "deep
 _PYTHONIC = frozenset({"pythonic", "llama4_pythonic", "olmo3"})
 _PYTHON_LIST = re.compile(r"\A\s*+(?:<\|python_start\|>|<function_calls>)?\s*+\[\s*+[A-Za-z_][\w.]*+\s*+\(")
 _PARTIAL_PYTHON_LIST = re.compile(r"\A\s*+(?:<[\w|]*+>?+)?+\s*+(?:\[\s*+(?:[A-Za-z_][\w.]*+\s*+)?)?\Z")
+_PYTHON_TOKEN = re.compile(r"""'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+"|[(\[{]|[)\]}]""")
 
 # Texts of chat templates that identify the family; the first one found decides.
 _TEMPLATE_MARKS = (
@@ -83,7 +84,7 @@ class VLLMToolParser(ToolParser):
         text = reply.text
         calls = ParsedReply("")
         # Such a format has no end of calls: the last call of a truncated reply may be incomplete.
-        found = self._extract(text.strip(), tools)
+        found = self._extract(first_calls(text.strip()) if self.name in _PYTHONIC else text.strip(), tools)
         if found is None:
             return self._invalid(text, len(text), truncated=truncated) if self.name in _PYTHONIC else Match(at)
         for number, call in enumerate(found.tool_calls[: MAX_CALLS + 1], 1):
@@ -140,6 +141,17 @@ class VLLMToolParser(ToolParser):
             logger.debug("vLLM's %s parser failed", self.name, exc_info=True)
             return None
         return found if found.tools_called and found.tool_calls else None
+
+
+def first_calls(text: str) -> str:
+    """Return a list of calls in Python's notation without those that follow too many calls; vLLM reads them slowly."""
+    depth = calls = 0
+    for token in _PYTHON_TOKEN.finditer(text):
+        depth += (token[0] in "([{") - (token[0] in ")]}")
+        calls += token[0] == ")" and depth == 1
+        if calls > MAX_CALLS:
+            return f"{text[: token.end()]}]"
+    return text
 
 
 _HERMES, _LLAMA = JsonToolParser(), JsonToolParser("<|python_tag|>", None, ",;")

@@ -12,7 +12,7 @@ from lookahead_agent.decoding.foreign import call_part
 from lookahead_agent.decoding.verifier import StepPair, Verdict
 from lookahead_agent.engines.protocol import Engine, top_logprobs
 from lookahead_agent.engines.servers import RemoteModel, Server
-from lookahead_agent.errors import ContextLengthError, EngineError
+from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError
 
 SYSTEM_PROMPT = (
     "You compare two versions of the next step of a solution. They are equivalent if they say the same thing and "
@@ -31,8 +31,11 @@ Messages = Sequence[Mapping[str, str]]
 class JudgeModel(Protocol):
     """A chat model that answers with one token."""
 
-    async def first_token_probabilities(self, messages: Messages) -> Mapping[str, float]:
-        """Return the probabilities of the likeliest first tokens of an answer, by text."""
+    async def first_token_probabilities(self, messages: Messages, cache_salt: str | None = None) -> Mapping[str, float]:
+        """Return the probabilities of the likeliest first tokens of an answer, by text.
+
+        Prompts of different cache salts may not share a prefix cache.
+        """
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,8 @@ class JudgeVerifier:
         return yes / (yes + no)
 
     async def _ask(self, pair: StepPair, question: str) -> Mapping[str, float]:
-        return await call_part(self.model, lambda: self.model.first_token_probabilities(_messages(pair, question)))
+        messages = _messages(pair, question)
+        return await call_part(self.model, lambda: self.model.first_token_probabilities(messages, pair.cache_salt))
 
 
 def _messages(pair: StepPair, question: str) -> Messages:
@@ -87,7 +91,7 @@ class EngineJudge:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
-    async def first_token_probabilities(self, messages: Messages) -> Mapping[str, float]:
+    async def first_token_probabilities(self, messages: Messages, cache_salt: str | None = None) -> Mapping[str, float]:
         """Return the probabilities of the likeliest first tokens, by text."""
         tokenizer = self.engine.tokenizer
         # The first token of a judge that thinks would be neither yes nor no.
@@ -95,7 +99,7 @@ class EngineJudge:
         prompt = await asyncio.to_thread(tokenizer.chat_prompt, messages, None, arguments)
         if len(prompt) >= self.engine.context_length:
             raise ContextLengthError("the question to the judge is longer than its context")
-        logprobs = await top_logprobs(self.engine, prompt)
+        logprobs = await top_logprobs(self.engine, prompt, cache_salt)
         return _by_text((tokenizer.decode((token,)), logprob) for token, logprob in logprobs.items())
 
 
@@ -105,8 +109,9 @@ class RemoteJudge:
     def __init__(self, remote: RemoteModel, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self.server = Server(remote, "judge", transport)
         self._model = remote.model
+        self._accepts_salt = True
 
-    async def first_token_probabilities(self, messages: Messages) -> Mapping[str, float]:
+    async def first_token_probabilities(self, messages: Messages, cache_salt: str | None = None) -> Mapping[str, float]:
         """Return the probabilities of the likeliest first tokens, by text; servers give up to 20."""
         body = {
             "model": self._model,
@@ -116,12 +121,25 @@ class RemoteJudge:
             "logprobs": True,
             "top_logprobs": 20,
         }
-        answer = await self.server.ask("/chat/completions", body)
+        answer = await self._ask(body, cache_salt)
         try:
             top: list[dict[str, Any]] = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
             return _by_text((entry["token"], entry["logprob"]) for entry in top)
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise EngineError("the judge's server gave no log-probabilities") from error
+
+    async def _ask(self, body: Mapping[str, Any], cache_salt: str | None) -> Any:
+        path = "/chat/completions"
+        if cache_salt is None or not self._accepts_salt:
+            return await self.server.ask(path, body)
+        try:
+            return await self.server.ask(path, {**body, "cache_salt": cache_salt})
+        except ContextLengthError:
+            raise
+        except ConfigurationError:  # some servers reject unknown parameters
+            answer = await self.server.ask(path, body)
+        self._accepts_salt = False
+        return answer
 
 
 def _by_text(logprobs: Iterable[tuple[str, float]]) -> dict[str, float]:

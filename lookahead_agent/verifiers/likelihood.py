@@ -18,6 +18,6 @@ class LikelihoodVerifier:
 
     async def verify_draft(self, step: DraftStep) -> Verdict:
         """Judge one draft step."""
-        values = await sequence_logprobs(self._engine, step.prefix_ids, step.draft.token_ids)
+        values = await sequence_logprobs(self._engine, step.prefix_ids, step.draft.token_ids, step.cache_salt)
         mean = sum(values) / len(step.draft.token_ids)
         return Verdict(mean >= self._threshold, "likelihood", mean, judge_calls=1)

@@ -26,7 +26,8 @@ class ScoreVerifier:
     async def verify_draft(self, step: DraftStep) -> Verdict:
         """Judge one draft step."""
         question_ids = self._engine.tokenizer.follow_up(PROMPT)
-        logprobs = await top_logprobs(self._engine, (*step.prefix_ids, *step.draft.token_ids, *question_ids))
+        prompt = (*step.prefix_ids, *step.draft.token_ids, *question_ids)
+        logprobs = await top_logprobs(self._engine, prompt, step.cache_salt)
         probabilities = {int(text): 0.0 for text in "0123456789"}
         for token, logprob in logprobs.items():
             text = self._engine.tokenizer.decode((token,)).strip()

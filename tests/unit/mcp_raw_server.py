@@ -58,7 +58,15 @@ def main() -> None:
         elif method == "tools/call":
             if act == "exit":
                 os._exit(3)
-            if act == "deep":
+            while act == "stream":
+                send({"method": "notifications/message", "params": {"level": "info", "data": "x" * 1000}})
+            if act == "asks":
+                send({"id": 1, "method": "sampling/createMessage", "params": {"messages": [], "maxTokens": 9}})
+                refusal = json.loads(sys.stdin.readline())["error"]["message"]
+                send({"id": number, "result": {"content": [{"type": "text", "text": refusal}]}})
+            elif act == "error":
+                send({"id": number, "error": {"code": -32603, "message": "SystemExit"}})
+            elif act == "deep":
                 sys.stdout.write('{"jsonrpc": "2.0", "id": ' + str(number) + ', "result": ' + "[" * 300_000 + "\n")
                 sys.stdout.flush()
             elif act == "huge":

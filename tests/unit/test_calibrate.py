@@ -276,7 +276,9 @@ class RecordedModels:
     async def similarity(self, first: str, second: str) -> float:
         return self._scores["similarity"]
 
-    async def first_token_probabilities(self, messages: Sequence[Mapping[str, str]]) -> Mapping[str, float]:
+    async def first_token_probabilities(
+        self, messages: Sequence[Mapping[str, str]], cache_salt: str | None = None
+    ) -> Mapping[str, float]:
         before_draft = USER_PROMPT.partition("{draft}")[0].rpartition("{target}")[2]
         draft_order = messages[-1]["content"].partition(before_draft)[2].startswith(self._draft_text)
         probability = self._scores["p_aligned" if draft_order else "p_swapped"]

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -55,6 +56,23 @@ async def test_remote_judge_sends_openai_requests_and_scores_the_probability_of_
     assert request.headers["Authorization"] == "Bearer secret"
     assert (body["model"], body["max_tokens"], body["logprobs"]) == ("big", 1, True)
     assert "So it is 4." in body["messages"][1]["content"]
+
+
+@pytest.mark.parametrize("knows_salts", [True, False])
+async def test_a_remote_judge_is_told_the_salt_of_the_reply_unless_its_server_refuses_it(knows_salts: bool) -> None:
+    salts: list[str | None] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        salts.append(json.loads(request.content).get("cache_salt"))
+        if salts[-1] is not None and not knows_salts:
+            return httpx.Response(400, json={"error": {"message": "Unrecognized request argument: cache_salt"}})
+        return judge_response(("yes", 0.9), ("no", 0.1))
+
+    judge = JudgeVerifier(remote_judge(answer), 0.75, both_orders=True)
+    for salt in ("client 1", "client 2", None):
+        assert (await judge.verify(replace(PAIR, cache_salt=salt))).accepted
+    first, second = ["client 1"] * 2, ["client 2"] * 2
+    assert salts == ([*first, *second, None, None] if knows_salts else ["client 1", *[None] * 6])
 
 
 @pytest.mark.parametrize(("p_swapped", "accepted"), [(0.6, False), (0.8, True)])

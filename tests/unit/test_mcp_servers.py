@@ -218,6 +218,50 @@ def test_answers_over_http_are_bounded(body: bytes, headers: dict[str, str], mes
             http.shutdown()
 
 
+class _HalfCharacters(BaseHTTPRequestHandler):
+    """An MCP server whose tools and results have lone surrogates, in JSON or, if `events` is true, in events."""
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        version = request.get("params", {}).get("protocolVersion")
+        results = {
+            "initialize": {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": SERVER_INFO},
+            "tools/list": {"tools": [tool_with({"properties": {"x": {"title": "\ud83d"}}}), tool_with({}, name="u")]},
+            "tools/call": {"content": [{"type": "text", "text": "\ud83d \ude00\ud83d \ud83d\ude00 \\ud83d \u00fc"}]},
+        }
+        answer = {"jsonrpc": "2.0", "id": request.get("id"), "result": results.get(request["method"], {})}
+        body, events = json.dumps(answer).encode(), self.server.events  # type: ignore[attr-defined]
+        body = b"event: message\rdata: " + body + b"\r\r" if events else body
+        self.send_response(200 if "id" in request else 202)
+        self.send_header("Content-Type", "text/event-stream" if events else "application/json")
+        self.send_header("Content-Length", str(len(body) if "id" in request else 0))
+        self.end_headers()
+        self.wfile.write(body if "id" in request else b"")
+
+    def do_GET(self) -> None:
+        self.send_error(405)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+SERVER_INFO = {"name": "", "version": ""}
+
+
+@pytest.mark.parametrize("events", [False, True])
+def test_half_a_character_over_http_ends_neither_a_list_of_tools_nor_a_result(events: bool) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _HalfCharacters) as http:
+        http.events = events  # type: ignore[attr-defined]
+        Thread(target=http.serve_forever, daemon=True).start()
+        try:
+            remote = McpServer(url=f"http://127.0.0.1:{http.server_port}/mcp")
+            with open_mcp_tools({"s": remote}, start_seconds=60) as tools:
+                assert [tool.name for _, tool in tools] == ["t", "u"]
+                assert call(tools[0][1], x=1).text == "\\ud83d \\ude00\\ud83d \U0001f600 \\ud83d \u00fc"
+        finally:
+            http.shutdown()
+
+
 def test_description_and_output_of_a_server_are_bounded_and_printable() -> None:
     with opened(act="stderr", tools=[tool_with({}, description="\x1b[2Ja\u202eb\n" + "d" * 100_000)]) as tool:
         assert tool.description.startswith(" [2Ja b\nddd")
@@ -307,16 +351,29 @@ def test_refused_call_and_arguments_without_a_message_were_not_carried_out() -> 
         assert call(tool, x="a").text == "fine", "the connection still works"
 
 
-def test_servers_delay_no_other_server() -> None:
-    servers = {"slow": server(act="silent"), "quick": server()}
-    with open_mcp_tools(servers, seconds=60) as tools:
+def test_servers_that_hang_stream_die_or_ask_a_model_hold_up_and_end_no_other() -> None:
+    endless, ending = ["silent", "stream"], ["exit", "huge", "deep", "error", "asks"]
+    servers = {act: server(act=act) for act in [*endless, *ending]} | {"quick": server()}
+    results: dict[str, ToolMessage] = {}
+
+    def ask(act: str) -> None:
+        results[act] = call(named[act])
+
+    with open_mcp_tools(servers, start_seconds=60, seconds=300) as tools:
         named = dict(tools)
-        waiting = Thread(target=lambda: call(named["slow"]), daemon=True)
-        waiting.start()
+        threads = {act: Thread(target=ask, args=(act,), daemon=True) for act in [*endless, *ending]}
+        for thread in threads.values():
+            thread.start()
+            assert call(named["quick"]).text == "fine"
+        for act in ending:
+            threads[act].join(60)
+            assert (act, results[act].status) == (act, "success" if act == "asks" else "error")
+        assert all(threads[act].is_alive() for act in endless)
         assert call(named["quick"]).text == "fine"
-        assert waiting.is_alive()
-    waiting.join(30)
-    assert not waiting.is_alive(), "the end of the connection ends its calls"
+    assert "not supported" in results["asks"].text
+    for act in endless:
+        threads[act].join(60)
+        assert not threads[act].is_alive(), "the end of the connection ends its calls"
 
 
 def test_tools_of_equal_names_are_named_after_their_servers(tmp_path: Path) -> None:

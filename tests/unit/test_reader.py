@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import time
@@ -19,7 +20,7 @@ from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.generation.json_tool_parsers import ToolParser
 from lookahead_agent.generation.reader import ReplyReader
 from lookahead_agent.generation.tool_calls import MAX_CALLS, as_invalid_json
-from lookahead_agent.generation.tool_parsers import choose_tool_parser
+from lookahead_agent.generation.tool_parsers import choose_tool_parser, first_calls
 from tests.unit.replies import FORMATS, TAGS, TOOLS, cuts_of, read, replies_in, reply_content
 from tests.unit.test_tool_parsers import tokenizer_with
 
@@ -187,6 +188,18 @@ def test_a_reply_has_so_many_calls_and_one_invalid_call_for_the_rest(
         assert parsed.count <= MAX_CALLS + 2
         if count > MAX_CALLS and name != "pythonic":  # vLLM's parser keeps no text of a call
             assert unit.strip(",\n") in (parsed.invalid_tool_calls[-1]["args"] or "")
+
+
+def test_vllms_parser_of_python_reads_no_more_calls_than_a_reply_may_have() -> None:
+    call = """add(a='),f(' + "\\"]", b=[(1, 2)], c={'d': "f()"}), """
+    for count, kept in ((MAX_CALLS + 1, MAX_CALLS + 1), (16_000, MAX_CALLS + 1), (3, 3)):
+        text = first_calls(f"<|python_start|>[{call * count}]<|python_end|>")
+        source = text.removeprefix("<|python_start|>").removesuffix("<|python_end|>")
+        calls = ast.parse(source, mode="eval").body
+        assert isinstance(calls, ast.List)
+        assert len(calls.elts) == kept
+    for text in ("", "[", ")" * 1000, "'" * 1001, "[f(" * 1000):
+        assert first_calls(text) == text
 
 
 def test_parsing_of_a_form_takes_time_in_proportion_to_the_length_of_any_text() -> None:

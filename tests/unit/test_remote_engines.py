@@ -4,6 +4,7 @@ import asyncio
 import json
 import traceback
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from lookahead_agent.decoding import ReplyRequest, lookahead
 from lookahead_agent.engines import Sampling
 from lookahead_agent.engines.openai_http import OpenAIEngine
-from lookahead_agent.engines.protocol import Delta, Engine
+from lookahead_agent.engines.protocol import Delta, Engine, sequence_logprobs
 from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, EngineStartError
@@ -90,6 +91,9 @@ async def test_a_cache_salt_is_sent_and_without_its_effect_no_cached_tokens_are_
     assert found[-1].cached_tokens == (7 if is_vllm else None), "another server may share its cache between salts"
     assert (await deltas(engine))[-1].cached_tokens == 7
     assert "cache_salt" not in server.requests[-1]
+    with suppress(EngineError):  # this server gives no log-probabilities
+        await sequence_logprobs(engine, (1,), (2,), "client 2")
+    assert server.requests[-1]["cache_salt"] == "client 2"
 
 
 async def test_sampling_options_are_sent_in_the_request_body(tokenizer: HFTokenizer) -> None:

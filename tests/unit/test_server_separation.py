@@ -260,6 +260,24 @@ def test_a_client_sees_only_its_own_prompts_in_the_cache() -> None:
     )
 
 
+@pytest.mark.parametrize("verifier", ["judge", "score", "likelihood"])
+def test_verifiers_ask_with_the_salt_of_the_client(verifier: str) -> None:
+    tokenizer = ScriptedTokenizer()
+    scripts = [reply_script("So it is 4.\n\nDone."), reply_script("It is 4.\n\nDone.")]
+    target, draft = (
+        ScriptedEngine(tokenizer, script, logprobs={"yes": -0.1, "no": -3.0, "7": -0.1}) for script in scripts
+    )
+    policy = as_policy("balanced").with_verifier({"verifier": verifier})
+    llm = ChatLookahead(engines=EngineSet(target, draft), policy=policy, max_tokens=20)
+    with serving(llm, api_key=["one", "two"]) as (url, _):
+        for key in ("one", "two", "one"):
+            assert httpx.post(url + CHAT, json=BODY, headers=bearer(key)).status_code == 200
+    asked = {sampling.cache_salt for _, sampling in target.requests if sampling.logprobs or sampling.prompt_logprobs}
+    written = {sampling.cache_salt for _, sampling in [*target.requests, *draft.requests]}
+    assert asked == written
+    assert len(asked - {None}) == len(asked) == 2
+
+
 def test_without_keys_a_request_may_have_its_own_cache_salt() -> None:
     with serving(cached_chat()) as (url, _):
         assert cached_tokens(url) == 0

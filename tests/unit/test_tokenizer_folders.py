@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from lookahead_agent.engines import tokenizer as module
-from lookahead_agent.engines.chat_template import TemplateTimeoutError, within
+from lookahead_agent.engines.chat_template import TemplateLimitError, within
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.errors import ConfigurationError, IntegrityError, ModelNotFoundError
 from lookahead_agent.models import conversion
@@ -41,7 +42,11 @@ def folder(good: Path, tmp_path: Path) -> Path:
         ("{% set n = 9 %}{{ n**n }}", "without a bound"),
         ("{{ 'x' * 1000000000 }}", "without a bound"),
         ("{{ 1000000000 * 'x' }}", "without a bound"),
-        ("{% for a in range(10000000000) %}{% endfor %}", "Range too big"),
+        ("{% set n = 99999 %}{{ 'x' * n * n }}", "without a bound"),
+        ("{% set n = 99999 %}{{ (['x'] * n * n) | length }}", "without a bound"),
+        ("{% set n = 99999 %}{{ n * n * n }}", "without a bound"),
+        ("{{ 'x'.ljust(1000000000) }}", "without a bound"),
+        ("{% for a in range(10000000) %}{% endfor %}", "Range too big"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
         ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "cannot be read"),
         ("{% for %}", "cannot be read"),
@@ -60,11 +65,21 @@ def test_template_without_an_end_times_out_and_others_do_not(folder: Path, monke
     (folder / "chat_template.jinja").write_text(endless)
     tokenizer = HFTokenizer(folder)
     for _ in range(2):
-        with pytest.raises(TemplateTimeoutError, match=r"ran for 0\.2 s"):
+        with pytest.raises(TemplateLimitError, match=r"ran for 0\.2 s"):
             tokenizer.chat_prompt([{"role": "user", "content": "a"}])
     assert within(30.0, lambda: "text") == "text"
     with pytest.raises(ZeroDivisionError):
         within(30.0, lambda: str(1 / 0))
+
+
+@pytest.mark.parametrize("growth", ["ns.x ~ ns.x", "ns.x * 2", "[ns.x, ns.x] | join"])
+def test_template_that_doubles_a_text_ends_before_it_fills_the_memory(folder: Path, growth: str) -> None:
+    doubling = "{% set ns = namespace(x='a') %}{% for _ in range(60) %}{% set ns.x = " + growth + " %}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(doubling)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ConfigurationError, match=r"MiB and was ended|without a bound"):
+        HFTokenizer(folder).chat_prompt([{"role": "user", "content": "a"}])
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2 << 20, "in KiB"
 
 
 def test_code_of_a_folder_never_runs_and_nobody_is_asked(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -119,7 +134,11 @@ def test_damaged_tokenizer_is_one_error(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["\N{BIRD}", "a\N{BIRD}b", "\N{WOMAN}\u200d\N{GIRL}", "\u00e9\N{BIRD}\u00e9", "\ufffda"]
+    "text",
+    [
+        *("\N{BIRD}", "a\N{BIRD}b", "\N{WOMAN}\u200d\N{GIRL}", "\u00e9\N{BIRD}\u00e9"),
+        *("\ufffda", "\ufffd\ufffd", "a\ufffd\ufffdb", "\ufffd\ufffd\N{BIRD}", "\N{BIRD}\ufffd"),
+    ],
 )
 def test_stream_that_begins_within_a_character_has_the_whole_character_once(tmp_path: Path, text: str) -> None:
     letters = [f"<0x{number:02X}>" for number in range(256)]
@@ -128,7 +147,7 @@ def test_stream_that_begins_within_a_character_has_the_whole_character_once(tmp_
     PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(tmp_path)
     tokenizer = HFTokenizer(tmp_path)
     ids = [*text.encode()]
-    for before in ("", "Observation.", "\N{BIRD}", "x\ufffd"):
+    for before in ("", "Observation.", "\N{BIRD}", "x\ufffd", "\ufffd\ufffd", 4 * "\ufffd"):
         for cut in range(len(ids) + 1):
             stream = tokenizer.stream([*before.encode(), *ids[:cut]])
             streamed = "".join(map(stream.push, ids[cut:])) + stream.flush()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sqlite3
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -308,3 +310,25 @@ def test_supervisor_gets_a_specialist_per_tool_and_one_for_a_folder(tmp_path: Pa
     tools_of = {name: [tool.name for tool in tools] for name, tools in specialists(loaded).items()}
     assert tools_of == {"calculator_expert": ["calculator"], "files_expert": ["python", "read_file", "write_file"]}
     assert list(specialists(load_tools(["python"]))) == ["python_expert"]
+
+
+def test_missing_package_of_a_tool_names_the_extra(tmp_path: Path) -> None:
+    code = """
+import sys
+
+from lookahead_agent.agents.tool_sources import load_tools
+from lookahead_agent.errors import MissingExtraError
+
+packages = {"Stemmer": "docs:.", "bm25s": "docs:.", "charset_normalizer": "docs:.", "webencodings": "http:a.org"}
+for package, source in packages.items():
+    sys.modules[package] = None
+    try:
+        load_tools([source])
+    except MissingExtraError as error:
+        assert "lookahead-agent[tools]" in str(error), error
+    else:
+        raise AssertionError(f"no error without {package}")
+    del sys.modules[package]
+"""
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(root)})

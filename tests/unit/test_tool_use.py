@@ -21,7 +21,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, interrupt
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 
 from lookahead_agent.agents import templates
 from lookahead_agent.agents.tool_use import MAX_RESULT_LENGTH, cut, error_text, make_tool, with_sync_call
@@ -372,6 +372,47 @@ async def test_tool_that_ends_programs_is_a_failed_call(ending: Any, coroutine: 
     assert helper.invoke("?").text == "Lisbon."
 
 
+@pytest.mark.parametrize("coroutine", [False, True])
+@pytest.mark.parametrize("ending", [RuntimeError, *ENDINGS])
+async def test_call_beside_one_that_raises_anything_runs_to_its_end(ending: Any, coroutine: bool) -> None:
+    raised, noted = threading.Event(), threading.Event()
+
+    def end(text: str) -> str:
+        raised.set()
+        raise ending("bye")
+
+    def wait_and_note(text: str) -> str:
+        assert raised.wait(30)
+        noted.set()
+        return "noted"
+
+    async def aend(text: str) -> str:
+        return end(text)
+
+    async def await_and_note(text: str) -> str:
+        return await asyncio.to_thread(wait_and_note, text)
+
+    functions = {"look_up": (end, aend), "note": (wait_and_note, await_and_note)}
+    tools: list[BaseTool] = [
+        StructuredTool.from_function(
+            None if coroutine else function, acall if coroutine else None, name=name, description="Act."
+        )
+        for name, (function, acall) in functions.items()
+    ]
+    both = call_text("look_up", text="a") + "\n" + call_text("note", text="b")
+    script = {"You_think": "I act.", "You_carry_out": [both, READY], "You_": "Done."}
+    for asynchronous in (False, True):
+        if ending is KeyboardInterrupt and not asynchronous and not coroutine:
+            continue  # Ctrl-C
+        raised.clear()
+        noted.clear()
+        graph = templates.build_react(scripted_chat(scripted_replies(**script), policy="off"), tools)
+        state = await (graph.ainvoke(INPUT) if asynchronous else asyncio.to_thread(graph.invoke, INPUT))
+        (_, failed), (text, noted_failed) = tool_results(state)[:2]
+        assert (failed, text, noted_failed, noted.is_set()) == (True, "noted", False, True)
+        assert state["messages"][-1].text == "Done."
+
+
 SCHEMA: Any = {"type": "object", "properties": {"text": {"type": "string"}, "count": {"type": "integer"}}}
 SCHEMA |= {"required": ["text", "count"]}
 
@@ -476,6 +517,86 @@ async def test_tool_of_a_users_own_class_is_contained_as_others_are(kind: type[O
     finally:
         release.set()
         await run
+
+
+class OwnCallTool(OwnTool):
+    """A user's class of tools that overrides LangChain's own methods."""
+
+    def invoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
+        self.action()
+        return super().invoke(input, config, **kwargs)
+
+    async def ainvoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
+        self.action()
+        return await super().ainvoke(input, config, **kwargs)
+
+
+class OwnCallStructuredTool(StructuredTool):
+    """A user's class of functions, whose `ainvoke` is LangChain's, which calls `invoke`."""
+
+    action: Any
+
+    def invoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
+        self.action()
+        return super().invoke(input, config, **kwargs)
+
+
+def own_calls(action: Any, **fields: Any) -> list[BaseTool]:
+    """Tools of both classes, and tools whose validators and handlers of errors are functions of the user."""
+
+    def look_up(text: str) -> str:
+        raise ToolException("refused")
+
+    class Checked(BaseModel):
+        text: str
+
+        @field_validator("text")
+        @classmethod
+        def check(cls, text: str) -> str:
+            action()
+            return text
+
+    about: dict[str, Any] = {"name": "look_up", "description": "Look up.", **fields}
+    function = StructuredTool.from_function(look_up, **about)
+    return [
+        OwnCallTool(action=lambda: "b", **fields).model_copy(update={"action": action}),
+        OwnCallStructuredTool(action=action, func=lambda text: "b", args_schema=function.args_schema, **about),
+        function.model_copy(update={"handle_tool_error": lambda _: str(action())}),
+        StructuredTool.from_function(lambda text: "b", args_schema=Checked, **about),
+    ]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+async def test_methods_validators_and_handlers_of_a_users_tool_are_contained(ending: Any) -> None:
+    def end() -> None:
+        raise ending("bye")
+
+    for own in own_calls(end, metadata={"readOnlyHint": True}):
+        graph = plan_of("llm_compiler", [own], max_plans=1)
+        states = [await graph.ainvoke(INPUT)]
+        if ending is not KeyboardInterrupt:
+            states.append(await asyncio.to_thread(graph.invoke, INPUT))
+        for state in states:
+            assert [ending.__name__ in text for text, is_failed in tool_results(state)][:2] == [True, True]
+    assert helper.invoke("?").text == "Lisbon."
+
+
+async def test_methods_of_a_users_tool_are_called_once_and_may_ask_a_model() -> None:
+    answers: list[str] = []
+
+    def ask() -> str:
+        answers.append(helper.invoke("?").text)
+        return answers[-1]
+
+    tools = own_calls(ask)
+    # The first class overrides a method that calls the other; the executor writes a call that failed anew.
+    expected = [("Lisbon.", 2), ("b", 1), ("Lisbon.", 2), ("b", 1)]
+    for run in (lambda graph: graph.ainvoke(INPUT), lambda graph: asyncio.to_thread(graph.invoke, INPUT)):
+        for own, (text, count) in zip(tools, expected, strict=True):
+            answers.clear()
+            state = await run(plan_of("rewoo", [own]))
+            assert tool_results(state)[0][0].startswith(text)
+            assert len(answers) == count
 
 
 def test_method_that_is_not_implemented_further_down_is_an_error() -> None:

@@ -295,7 +295,9 @@ class BlockingJudge:
     def __init__(self, release: threading.Event) -> None:
         self._release = release
 
-    async def first_token_probabilities(self, messages: Sequence[Mapping[str, str]]) -> Mapping[str, float]:
+    async def first_token_probabilities(
+        self, messages: Sequence[Mapping[str, str]], cache_salt: str | None = None
+    ) -> Mapping[str, float]:
         self._release.wait(60)
         return {"yes": 1.0}
 
