@@ -344,7 +344,7 @@ class HFTokenizer:
     ) -> str:
         if self.backend.chat_template is None:
             raise ConfigurationError(f"{self._name} has no chat template: use an instruct model")
-        if arguments or not self._for_counting:  # the variables of a template take transformers to find
+        if not self._for_counting:  # finding the variables of a template takes transformers
             chat_template.check_arguments(arguments, self.template_variables)
         first_error: Exception | None = None
         current = list(messages)
