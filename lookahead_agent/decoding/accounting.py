@@ -3,10 +3,9 @@
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import ClassVar, Literal
-
-from lookahead_agent.engines.protocol import Engine
 
 _SECONDS_PER_PROMPT_TOKEN = 0.1  # granted to a prompt: more than the slowest measured processor needs to read one
 
@@ -176,19 +175,22 @@ def acceptance_rate(accepted: int, steps: int) -> float:
 
 @dataclass(eq=False)
 class EngineProgress:
-    """The latest token of an engine for anybody: a request that waits behind others is not stalled."""
+    """The latest token of an engine, or verdict of a verifier, for anybody: what waits behind others is not silent."""
 
     advanced_at: float = float("-inf")  # on the event loop's clock
 
-    _by_engine: ClassVar[weakref.WeakKeyDictionary[Engine, "EngineProgress"]] = weakref.WeakKeyDictionary()
+    _by_part: ClassVar[dict[int, "EngineProgress"]] = {}  # by identity, since a user's class may define its hash
 
     @classmethod
-    def of(cls, engine: Engine) -> "EngineProgress":
-        """Return the progress of an engine; one that cannot be referred to weakly has none to share."""
-        try:
-            return cls._by_engine.setdefault(engine, cls())
-        except TypeError:
-            return cls()
+    def of(cls, part: object) -> "EngineProgress":
+        """Return the progress of an engine or verifier; one that cannot be referred to weakly has none to share."""
+        if (known := cls._by_part.get(id(part))) is not None:
+            return known
+        progress = cls()
+        with suppress(TypeError):
+            weakref.finalize(part, cls._by_part.pop, id(part), None).atexit = False
+            cls._by_part[id(part)] = progress
+        return progress
 
     def advance(self, now: float) -> None:
         """Record a token."""

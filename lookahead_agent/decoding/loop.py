@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal
 
 from lookahead_agent.decoding import step as steps
-from lookahead_agent.decoding.accounting import ReplyClock, ReplyReport, stall_limit
+from lookahead_agent.decoding.accounting import EngineProgress, ReplyClock, ReplyReport, stall_limit
 from lookahead_agent.decoding.draft_follower import DraftFollower
 from lookahead_agent.decoding.foreign import call_part
 from lookahead_agent.decoding.prefixes import Prefixes, without_surrogates
@@ -112,7 +112,11 @@ class _Loop:
         # Without a draft first, or rounds, the target never waits for the draft.
         self._waits_for_draft = settings.synchronous or isinstance(self.verifier, DraftVerifier)
         self._patience: dict[Part, float] = {"draft": settings.patience, "verifier": settings.patience}
-        self._silent: dict[int, Part] = {}  # jobs that are late or have timed out
+        self._progress = {
+            "draft": self._streams.progress[Source.DRAFT],
+            "verifier": EngineProgress.of(self.verifier),
+        }
+        self._silent: dict[int, tuple[Part, float]] = {}  # jobs that are late or have timed out, and since when
         self._is_foreign = is_foreign(self.verifier)  # whether a user's class verifies
         self._asking: asyncio.Task[None] | None = None  # asks it whether a step is ruled out
         self._verifying: dict[int, float] = {}  # by verification job: since when the verifier is silent
@@ -130,7 +134,10 @@ class _Loop:
             await self._close()
         self._report.seconds = self._clock.seconds()
         self._report.speculation_disabled = self._scheduler.speculation_disabled
-        self._report.silent = self._silent.get(self._scheduler.disabled_by or 0)
+        if (silent := self._silent.get(self._scheduler.disabled_by or 0)) is not None:
+            part, since = silent
+            # A part that serves other replies is busy, and not silent.
+            self._report.silent = part if self._progress[part].advanced_at <= since else None
         committed = self._prefixes.committed
         return Reply(
             text=committed.finish(),
@@ -182,7 +189,7 @@ class _Loop:
         self._spawn(job, partial(self._write, writer))
         now, stall = asyncio.get_running_loop().time(), self.settings.stall_timeout
         if source is Source.TARGET and stall is not None:
-            limit, progress = stall_limit(stall, writer.stream.prompt_length), self._streams.target_progress
+            limit, progress = stall_limit(stall, writer.stream.prompt_length), self._streams.progress[source]
             self._watch(job, lambda: max(now, progress.advanced_at), lambda: limit, self._stalled)
         elif source is Source.DRAFT and self._waits_for_draft:
             streams, patience = self._streams, self._patience
@@ -234,7 +241,7 @@ class _Loop:
                 if not idle_timeout.expired():
                     raise
                 if source is Source.DRAFT:
-                    self._silent[writer.job] = "draft"
+                    self._note_silence(writer.job, "draft", self._streams.limits[source] or 0)
                 raise _SilenceError(f"the {source.value} model", self._streams.limits[source] or 0) from error
 
     async def _read_step(self, writer: StepWriter, idle_timeout: asyncio.Timeout) -> steps.Event:
@@ -351,10 +358,11 @@ class _Loop:
             except TimeoutError as error:
                 if not timeout.expired():
                     raise
-                self._silent[job] = "verifier"
+                self._note_silence(job, "verifier", limit)
                 raise _SilenceError("the verifier", limit) from error
         self._verifying.pop(job, None)
         self._verifier_waited = 0.0
+        self._progress["verifier"].advance(loop.time())
         if verdict.score is not None and math.isnan(verdict.score):
             raise EngineError("the verifier's score is not a number")
         self._report.judge_calls += verdict.judge_calls
@@ -391,9 +399,12 @@ class _Loop:
         self._timers[job] = loop.call_later(max(0.0, limit() - (loop.time() - since())), check)
 
     def _late(self, part: Part, job: int, silence: float) -> None:
-        self._silent[job] = part
+        self._note_silence(job, part, silence)
         who = "the draft model" if part == "draft" else "the verifier"
         self._events.put_nowait(steps.Late(job, str(_SilenceError(who, round(silence, 1)))))
+
+    def _note_silence(self, job: int, part: Part, seconds: float) -> None:
+        self._silent[job] = part, asyncio.get_running_loop().time() - seconds
 
     def _stalled(self, job: int, silence: float) -> None:
         self._events.put_nowait(steps.Failed(job, str(_SilenceError("the target model", round(silence)))))
@@ -401,8 +412,8 @@ class _Loop:
     async def _run_job(self, job: int, work: Callable[[], Coroutine[Any, Any, steps.Event]]) -> None:
         try:
             event = await work()
-            if (part := self._silent.pop(job, None)) is not None:
-                self._patience[part] *= _MORE_PATIENCE
+            if (silent := self._silent.pop(job, None)) is not None:
+                self._patience[silent[0]] *= _MORE_PATIENCE
         except BaseException as error:
             # Foreign code may raise what ends a loop or a program, and CancelledError without being cancelled.
             if isinstance(error, asyncio.CancelledError) and is_cancelled():

@@ -90,7 +90,7 @@ class Streams:
         self.limits = {Source.DRAFT: self.settings.draft_timeout, Source.TARGET: self.settings.target_timeout}
         self.draft_waited = 0.0  # seconds since the draft's last token, carried over from aborted steps
         self.draft_silent_since = 0.0
-        self.target_progress = EngineProgress.of(self.engines[Source.TARGET])
+        self.progress = {source: EngineProgress.of(engine) for source, engine in engines}
 
     def start(
         self, job: int, node: Node, source: Source, rank: int, *, live: bool, awaits_thinking: bool
@@ -154,11 +154,11 @@ class Streams:
         limit = self.limits[stream.source]
         if when is not None and limit is not None and when < now + limit - _PRECISION:
             idle_timeout.reschedule(now + limit)
+        self.progress[stream.source].advance(now)
         if stream.source is Source.DRAFT:
             self.draft_silent_since = now
             self.clock.draft_writes()
             return more
-        self.target_progress.advance(now)
         if self.clock.prompt is None:
             self.clock.prompt = self.clock.now()
         self.report.target_forward_passes += more

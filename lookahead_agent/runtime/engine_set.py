@@ -24,6 +24,7 @@ from lookahead_agent.verifiers.score import ScoreVerifier
 _ABSENT = {"draft": "no draft engine", "judge": "no judge model", "embedding": "no embedding model"}
 _RETRY_AFTER = 60.0  # seconds until a silent draft or verifier is tried again
 _MAX_CERTIFICATES = 256  # cached searches: a server's clients may choose risks and delimiters
+_MAX_VERIFIERS = 32
 
 
 class EngineSet:
@@ -51,6 +52,8 @@ class EngineSet:
         self.names = dict(names or {})
         self.cpu_time = cpu_time  # reads the CPU time that programs have used
         self._cached_certificate = lru_cache(_MAX_CERTIFICATES)(self._find_certificate)
+        # Replies share a verifier, so that one tells whether it serves others.
+        self._cached_verifier = lru_cache(_MAX_VERIFIERS)(self._create_verifier)
         self._revoked: set[Certificate] = set()
         self.drift_monitor = DriftMonitor(target, JudgeVerifier(EngineJudge(target), DISPUTED_BELOW), self._revoke)
         """Judges steps again that were accepted under a certificate."""
@@ -141,20 +144,25 @@ class EngineSet:
         if policy.own_verifier is not None:
             own: Verifier | DraftVerifier = policy.own_verifier
             return own
+        return self._cached_verifier(policy, self.target, self.judge, self.embedder)
+
+    def _create_verifier(
+        self, policy: VerifierPolicy, target: Engine, judge: JudgeModel | None, embedder: Embedder | None
+    ) -> Verifier | DraftVerifier:
         match policy.verifier:
             case "exact":
                 return ExactVerifier()
             case "score":
-                return ScoreVerifier(self.target, policy.score)
+                return ScoreVerifier(target, policy.score)
             case "likelihood":
-                return LikelihoodVerifier(self.target, policy.likelihood)
+                return LikelihoodVerifier(target, policy.likelihood)
             case "random":
                 return RandomVerifier(policy.probability)
         semantic: Verifier | None = None
-        if policy.asks_judge and self.judge is not None:
-            semantic = JudgeVerifier(self.judge, policy.p_aligned, both_orders=policy.both_orders)
-        if policy.verifier != "judge" and self.embedder is not None:
+        if policy.asks_judge and judge is not None:
+            semantic = JudgeVerifier(judge, policy.p_aligned, both_orders=policy.both_orders)
+        if policy.verifier != "judge" and embedder is not None:
             judge_from = -1.0 if policy.ask_judge_from is None else policy.ask_judge_from
-            semantic = EmbeddingVerifier(self.embedder, policy.similarity, semantic, judge_from)
+            semantic = EmbeddingVerifier(embedder, policy.similarity, semantic, judge_from)
         assert semantic is not None
         return PrefilterVerifier(semantic, same_results=policy.compares_results)

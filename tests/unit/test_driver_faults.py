@@ -466,6 +466,41 @@ def test_a_slow_verifier_is_waited_for_longer_once_it_has_answered() -> None:
     assert reply.report.accepted > 5
 
 
+class PartlyHangingVerifier:
+    """Never answers the reply to one question, and accepts everything else."""
+
+    async def verify_draft(self, step: DraftStep) -> Verdict:
+        if step.question == "hangs":
+            await asyncio.Event().wait()
+        return Verdict(True, "script")
+
+
+@pytest.mark.parametrize(
+    ("part", "draft", "verifier"),
+    [("draft", HANGS, AcceptingDraftVerifier), ("verifier", LONG, PartlyHangingVerifier)],
+)
+def test_a_part_that_serves_other_replies_meanwhile_is_not_silent(part: str, draft: Steps, verifier: Any) -> None:
+    """A draft or verifier with many requests at once lets some wait; its next replies have it all the same."""
+
+    async def replies(*temperatures: float) -> list[Reply]:
+        pair, shared = Pair(LONG, draft, target_seconds=1, draft_seconds=0.1, sampled=LONG), verifier()
+        assert pair.draft is not None
+        requests = [
+            replace(pair.request(Sampling(10_000, temperature=each)), question="answers" if each else "hangs")
+            for each in temperatures
+        ]
+        settings = DecodingSettings(shared_draft=False, synchronous=True)
+        return await asyncio.gather(
+            *(lookahead(request, pair.target, pair.draft, shared, settings) for request in requests)
+        )
+
+    alone = run_in_virtual_time(replies(0.0))
+    busy = run_in_virtual_time(replies(0.0, 1.0))
+    assert [reply.report.silent for reply in alone] == [part]
+    assert [reply.report.silent for reply in busy] == [None, None]
+    assert busy[0].report.speculation_disabled is not None, "this reply still goes on without it"
+
+
 def test_a_verifier_that_raises_a_timeout_itself_is_not_silent() -> None:
     reply = Pair(STEPS, STEPS).run(ForeignVerifier(TimeoutError("the judge's server timed out"), "verify"))
     assert reply.report.speculation_disabled == "the judge's server timed out"
