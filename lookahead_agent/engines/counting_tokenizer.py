@@ -66,7 +66,7 @@ class _FileBackend:
         self.backend_tokenizer.no_truncation()
         self.backend_tokenizer.no_padding()
         file = folder / "chat_template.jinja"
-        self.chat_template = file.read_text(encoding="utf-8") if file.exists() else config.get("chat_template")
+        self.chat_template: Any = file.read_text(encoding="utf-8") if file.exists() else config.get("chat_template")
         self.special_tokens_map = _special_tokens(config)
         self.bos_token, eos_token = (self.special_tokens_map.get(name) for name in ("bos_token", "eos_token"))
         self.eos_token_id = self.backend_tokenizer.token_to_id(eos_token) if eos_token is not None else None
@@ -77,10 +77,6 @@ class _FileBackend:
 
     def __len__(self) -> int:
         return int(self.backend_tokenizer.get_vocab_size(with_added_tokens=True))
-
-    def get_vocab(self) -> dict[str, int]:
-        vocabulary: dict[str, int] = self.backend_tokenizer.get_vocab(with_added_tokens=True)
-        return vocabulary
 
     def get_added_vocab(self) -> dict[str, int]:
         return {token.content: token_id for token_id, token in self.added_tokens_decoder.items()}

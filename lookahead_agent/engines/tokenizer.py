@@ -190,8 +190,11 @@ class HFTokenizer:
             self.thinking = tags
         elif tags.close in self.backend.get_added_vocab():  # also in models that never think
             self.thinking = ThinkingTags(always=False)
-        if not self._for_counting:
-            _ = self.fingerprint  # takes half a second, in which no reply waits yet
+        if self._for_counting:  # the hash takes a second, and no engine exchanges these ids
+            self.fingerprint = f"counting-{uuid.uuid4().hex}"
+        else:
+            vocabulary = json.dumps(sorted(self.backend.get_vocab().items()))
+            self.fingerprint = hashlib.sha256(vocabulary.encode()).hexdigest()
 
     def _check_patterns(self, folder: Path) -> None:
         """Try the patterns of the tokenizer with a time-out: Rust's search for a pattern cannot be interrupted.
@@ -217,12 +220,6 @@ class HFTokenizer:
             raise ModelNotFoundError(
                 f"{folder} has no usable tokenizer: its replacements make a text {growth} times longer"
             )
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Hash of the vocabulary."""
-        vocabulary = json.dumps(sorted(self.backend.get_vocab().items()))
-        return hashlib.sha256(vocabulary.encode()).hexdigest()
 
     def exchanging_text(self) -> Self:
         """The same tokenizer for a server that returns text only; its fingerprint prevents an exchange of token ids."""

