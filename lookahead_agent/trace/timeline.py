@@ -140,8 +140,9 @@ def _data(calls: Sequence[Call], rows: Sequence[Mapping[str, Any]]) -> dict[str,
     """Return what the page shows; its times are those of the run, which includes the time before the first reply."""
     spans, tools = spans_of(rows), tool_runs(rows)
     runs = [row for row in rows if row["type"] == "run"]
-    starts = [*(entry.start for entry in (*calls, *tools)), *(run["started"] for run in runs)]
-    ends = [*(entry.end for entry in (*calls, *tools)), *(run["started"] + run["seconds"] for run in runs)]
+    entries: list[Call | ToolRun] = [*calls, *tools]
+    starts = [*(entry.start for entry in entries), *(run["started"] for run in runs)]
+    ends = [*(entry.end for entry in entries), *(run["started"] + run["seconds"] for run in runs)]
     start, end = min(starts, default=0.0), max(ends, default=0.0)
     before = min(span.start for span in spans) - start if spans else 0.0
     answers = [text for text in (run["answer"] for run in runs) if text] or [call.text for call in calls[-1:]]
