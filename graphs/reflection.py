@@ -24,7 +24,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from lookahead_agent.agents.prompts import since_last_question
+from lookahead_agent.agents.prompts import reply_limit, since_last_question
 from lookahead_agent.agents.templates import default_llm
 
 WRITER = "You carry out a task carefully. Write what is asked for, and nothing about how you did it."
@@ -125,12 +125,13 @@ def build_reflection(
     def after_writing(state: ReflectionState) -> Literal["critic", "answer"]:
         return "critic" if state["changed"] and state["revisions"] < max_revisions else "answer"
 
-    judge = llm.with_structured_output(VERDICT, include_raw=True)
+    limit = reply_limit(llm)
+    judge, author = llm.with_structured_output(VERDICT, include_raw=True, **limit), llm.bind(**limit)
     builder = StateGraph(ReflectionState)
-    builder.add_node("writer", _node(writer, llm, begin))
-    builder.add_node("critic", _node(critic, llm, lambda state: {"critique": state["reply"].text.strip()}))
+    builder.add_node("writer", _node(writer, author, begin))
+    builder.add_node("critic", _node(critic, author, lambda state: {"critique": state["reply"].text.strip()}))
     builder.add_node("decider", _node(decider, judge, decide))
-    builder.add_node("reviser", _node(reviser, llm, revise))
+    builder.add_node("reviser", _node(reviser, author, revise))
     builder.add_node("answer", lambda state: {"messages": [state["text"]]})
     builder.add_edge(START, "writer")
     builder.add_conditional_edges("writer", after_writing)

@@ -29,7 +29,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from lookahead_agent.agents.prompts import since_last_question
+from lookahead_agent.agents.prompts import reply_limit, since_last_question
 from lookahead_agent.agents.templates import default_llm
 
 SAMPLER = """You answer a question. Think in short steps with a blank line between them. End with one line that has \
@@ -95,11 +95,12 @@ def build_self_consistency(
         messages = [SystemMessage(SAMPLER), *state["messages"]]
         # With one seed, all samples would be equal: each gets a seed of its own.
         seed = getattr(llm, "seed", None)
+        limit: dict[str, Any] = reply_limit(llm)
         slots = asyncio.Semaphore(config.get("max_concurrency") or samples)
 
         async def sample(number: int) -> AIMessage:
             async with slots:
-                return await llm.ainvoke(messages, **({} if seed is None else {"seed": seed + number}))
+                return await llm.ainvoke(messages, **limit, **({} if seed is None else {"seed": seed + number}))
 
         tasks = [asyncio.ensure_future(sample(number)) for number in range(samples)]
         replies: list[AIMessage] = []

@@ -205,6 +205,25 @@ def lookahead_settings(model: object, *, node: str, action_markers: Sequence[str
     return {"node": node, **({"action_markers": tuple(action_markers)} if action_markers else {})}
 
 
+_MAX_TOKENS, _MAX_THINKING_TOKENS = 1024, 8192
+"""Tokens of a template's reply by a model without a limit of its own, and by one that thinks, or may think."""
+
+
+def reply_limit(model: object) -> dict[str, int]:
+    """Return the `max_tokens` of a template's calls; nothing for other models, and for one that has its own limit.
+
+    A small model may repeat itself until the context is full.
+    """
+    while (inner := getattr(model, "bound", None)) is not None:
+        if "max_tokens" in getattr(model, "kwargs", {}):
+            return {}
+        model = inner
+    if (found := _as_lookahead(model)) is None or found.max_tokens is not None:
+        return {}
+    thinks = (found.profile or {}).get("reasoning_output") is not False
+    return {"max_tokens": _MAX_THINKING_TOKENS if thinks else _MAX_TOKENS}
+
+
 def warm(model: object, messages: Sequence[BaseMessage], *, node: str) -> None:
     """Have a `ChatLookahead` prefill the beginning of a node's next prompts, by its `warm`; other models do nothing.
 

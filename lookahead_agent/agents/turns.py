@@ -12,6 +12,7 @@ from lookahead_agent.agents.prompts import (
     REPEATED,
     conversation_with_results,
     lookahead_settings,
+    reply_limit,
     result_blocks,
     since_last_question,
 )
@@ -111,7 +112,8 @@ def calls_of(reply: AIMessage) -> list[tuple[str, dict[str, Any]]]:
 
 def named_call(request: ModelRequest[Any], node: str) -> Runnable[Any, AIMessage]:
     """Bind the label `node` to the request's model."""
-    return request.model.bind(**{**request.model_settings, **lookahead_settings(request.model, node=node)})
+    settings = lookahead_settings(request.model, node=node)
+    return request.model.bind(**{**reply_limit(request.model), **request.model_settings, **settings})
 
 
 MODEL_CALLS = 12  # Default maximum of model turns per question
@@ -152,7 +154,8 @@ class FinalAnswerMiddleware(TurnMiddleware):
         """Let the model take its turn, or its last one."""
         request = with_question(request)
         if not self._is_last(request.state):
-            settings = lookahead_settings(request.model, node=self.node) | request.model_settings
+            limit = reply_limit(request.model)
+            settings = limit | lookahead_settings(request.model, node=self.node) | request.model_settings
             return (yield ModelCall(request.override(model_settings=settings)))
         messages = [SystemMessage(self.prompt), *conversation_with_results(request.messages, "Results")]
         reply = (yield ModelCall(request, named_call(request, self.finisher), messages)).result[0]

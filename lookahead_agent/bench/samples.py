@@ -199,7 +199,7 @@ class CallRecorder(RunRecorder):
             with self._lock:
                 self._first.setdefault(run_id, self._now())
 
-    def _add_tool(self, row: Row) -> None:
+    def _add_tool(self, row: Row, result: str) -> None:
         self.tools.append(ToolRecord(**row))
 
     def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **kwargs: Any) -> None:

@@ -54,6 +54,10 @@ class BindingModel(BaseChatModel):
     def _tokenizer(self) -> Tokenizer:
         """The target's tokenizer; starts no engine."""
 
+    @abstractmethod
+    def _thinking_argument(self) -> dict[str, bool]:
+        """The variable of the chat template that switches thinking."""
+
     def invoke(self, input: LanguageModelInput, config: Config = None, **kwargs: Any) -> AIMessage:
         """Reply to a text or messages."""
         return super().invoke(input, config, **_with_configured_policy(kwargs, config))
@@ -179,7 +183,7 @@ class BindingModel(BaseChatModel):
         if not converted and not schemas:
             return 0
         try:
-            return len(tokenizer.chat_prompt(without_empty_replies(converted), schemas))
+            return len(tokenizer.chat_prompt(without_empty_replies(converted), schemas, self._thinking_argument()))
         except ConfigurationError:
             return sum(len(tokenizer.encode(json.dumps(part, ensure_ascii=False))) for part in (*converted, *schemas))
 
@@ -235,10 +239,12 @@ class DerivedProfile(dict[str, Any]):
     """A profile that follows from the model's fields, and changes with them."""
 
 
-def profile_of(backend: LocalBackend, max_tokens: int) -> ModelProfile:
+def profile_of(backend: LocalBackend, max_tokens: int | None) -> ModelProfile:
     """Return LangChain's profile of a model whose replies have at most `max_tokens` tokens; loads nothing."""
     capabilities: dict[str, Any] = dict.fromkeys(_SUPPORTED, True) | dict.fromkeys(_UNSUPPORTED, False)
-    profile = cast(ModelProfile, DerivedProfile({"max_output_tokens": max_tokens, **capabilities}))
+    profile = cast(ModelProfile, DerivedProfile(capabilities))
+    if max_tokens is not None:
+        profile["max_output_tokens"] = max_tokens
     if (engines := backend.running) is not None:
         profile["reasoning_output"] = backend.thinking(engines) is not None
     elif (entry := backend.catalogue_entry) is not None:

@@ -19,7 +19,7 @@ from lookahead_agent.engines.chat_template import continues
 from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.errors import ConfigurationError, PolicyError, check_encodable
 from lookahead_agent.generation.backend import GenerateRequest
-from lookahead_agent.generation.call_options import DEFAULT_MAX_TOKENS, CallOptions, MaxTokens, SamplingArguments
+from lookahead_agent.generation.call_options import NO_LIMIT, CallOptions, SamplingArguments, Thinking
 from lookahead_agent.models.catalogue import GREEDY
 from lookahead_agent.policy import PolicyLike, VerifierPolicy, as_policy, node_path
 
@@ -35,8 +35,9 @@ RunManager = CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun
 class CallDefaults(SamplingArguments, EngineFields):
     """Policies, sampling and limits of calls that set none themselves."""
 
-    max_tokens: MaxTokens = DEFAULT_MAX_TOKENS
-    """Maximum number of tokens of a reply."""
+    thinking: Thinking = None
+    """Whether the model thinks before its answer, if its chat template reads `enable_thinking`; None: the template
+    decides."""
     policy: str | VerifierPolicy = "balanced"
     """Policy of calls for which nothing else sets one."""
     policies: dict[str, str | VerifierPolicy] = Field(default_factory=dict)
@@ -97,7 +98,7 @@ class CallDefaults(SamplingArguments, EngineFields):
             must_call=options.tool_choice is not None,
             parallel_tool_calls=options.parallel_tool_calls,
             form=options.form,
-            template_arguments=options.template_arguments,
+            template_arguments={**self._thinking_argument(options.thinking), **options.template_arguments},
             action_markers=options.action_markers,
             tool_parser=self.tool_parser,
             target_timeout=self.timeout,
@@ -108,6 +109,11 @@ class CallDefaults(SamplingArguments, EngineFields):
             audit_rate=self.audit_rate,
         )
 
+    def _thinking_argument(self, thinking: bool | None = None) -> dict[str, bool]:
+        """Return the variable of the chat template that switches thinking: the call's, else the model's."""
+        chosen = self.thinking if thinking is None else thinking
+        return {} if chosen is None else {"enable_thinking": chosen}
+
     def _sampling(self, options: CallOptions) -> Sampling:
         """Merge the sampling arguments: the call's, else the model's fields, else the recommendation of its makers."""
         values_by_name = dict(self._recommended_sampling())
@@ -117,7 +123,7 @@ class CallDefaults(SamplingArguments, EngineFields):
         # Pydantic does not check fields that were assigned after construction.
         chosen = SamplingArguments.read(values_by_name).model_dump(exclude_none=True)
         return Sampling(
-            **{"max_tokens": DEFAULT_MAX_TOKENS, **chosen, "stop": tuple(chosen.get("stop", ()))},
+            **{"max_tokens": NO_LIMIT, **chosen, "stop": tuple(chosen.get("stop", ()))},
             structured=options.structured,
         )
 

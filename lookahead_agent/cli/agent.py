@@ -27,7 +27,6 @@ from lookahead_agent.cli.terminal import ProgressBars, Terminal
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.models.cache import user_folder, writable
 from lookahead_agent.policy import VerifierPolicy, as_policy
-from lookahead_agent.trace.node_times import spans_of
 from lookahead_agent.trace.recorder import TraceRecorder
 from lookahead_agent.trace.timeline import timeline, write_page
 
@@ -182,7 +181,7 @@ def _recording(file: Path | None) -> Iterator[TraceRecorder | None]:
         finally:
             if page:
                 with writable(file):
-                    write_page(timeline(recorder.rows), file, spans_of(recorder.rows))
+                    write_page(timeline(recorder.rows), file, recorder.rows)
 
 
 def _graph_input(graph: Any, question: str | None, thread: str | None) -> tuple[str, dict[str, Any] | None]:

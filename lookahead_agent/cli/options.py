@@ -14,7 +14,6 @@ import typer
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli.app import CHAT_CLASS
 from lookahead_agent.cli.terminal import Terminal
-from lookahead_agent.generation.call_options import DEFAULT_MAX_TOKENS
 from lookahead_agent.hardware.choice import Precision
 from lookahead_agent.models.catalogue import DEFAULT_SET
 from lookahead_agent.policy import VerifierPolicy, as_policy
@@ -28,6 +27,7 @@ _DEPTH = "Steps in flight at the front (γ), even where that is slower. Default:
 Depth = Annotated[int | None, typer.Option("--depth", min=1, max=16, help=_DEPTH)]
 _PRECISION = "Of the target's weights. Default: the fastest without loss."
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens of a reply.")]
+_MAX_TOKENS = "Most tokens of a reply. Default: what is left of the context, or a template's limit."
 _TEMPERATURE = "0 is greedy. Default: what the model's makers recommend."
 Temperature = Annotated[float | None, typer.Option("--temperature", min=0.0, help=_TEMPERATURE)]
 _DATASET = 'Problems: JSON Lines with question and answer, or "own" for the packaged ones.'
@@ -159,7 +159,7 @@ class ReplyOptions(ModelOptions):
     """`ModelOptions` and options for sampling."""
 
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None
-    max_tokens: MaxTokens = DEFAULT_MAX_TOKENS
+    max_tokens: Annotated[int | None, typer.Option(min=1, help=_MAX_TOKENS)] = None
     temperature: Temperature = None
 
 

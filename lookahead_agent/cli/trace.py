@@ -7,7 +7,6 @@ import typer
 
 from lookahead_agent.cli.terminal import echo
 from lookahead_agent.models.cache import writable
-from lookahead_agent.trace.node_times import spans_of
 from lookahead_agent.trace.recorder import read_trace
 from lookahead_agent.trace.timeline import timeline, write_page
 
@@ -23,5 +22,5 @@ def trace(
     rows = read_trace(run)
     calls = timeline(rows)
     with writable(page):
-        write_page(calls, page, spans_of(rows))
+        write_page(calls, page, rows)
     echo(page)

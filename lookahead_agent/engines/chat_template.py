@@ -2,8 +2,8 @@
 
 import ctypes
 import json
+import mmap
 import re
-import resource
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -106,19 +106,24 @@ class TemplateLimitError(ConfigurationError):
 
 
 def check_template(text: str) -> None:
-    """Raise ConfigurationError for a number that is a length without a bound, as in `'x'.ljust(1000000000)`.
-
-    Templates that transformers compiles from now on have bounded products and no powers, which no time-out interrupts.
-    """
-    from transformers.utils import chat_template_utils
-
-    chat_template_utils.ImmutableSandboxedEnvironment = _bounded_environment()
+    """Raise ConfigurationError for a number that is a length without a bound, as in `'x'.ljust(1000000000)`."""
     if number := re.search(rf"\d{{{_MAX_DIGITS + 1},}}", text):
         raise ConfigurationError(f"the chat template has a number without a bound: {number[0][:20]}")
 
 
+def bound_operations() -> None:
+    """Bound the products, and refuse the powers, of templates that transformers compiles from now on.
+
+    No time-out interrupts them.
+    """
+    from transformers.utils import chat_template_utils
+
+    chat_template_utils.ImmutableSandboxedEnvironment = bounded_environment()
+
+
 @cache
-def _bounded_environment() -> type[Any]:
+def bounded_environment() -> type[Any]:
+    """Return Jinja's sandbox with bounded products and no powers."""
     from jinja2.exceptions import SecurityError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -171,7 +176,7 @@ def within(seconds: float, render: Callable[[], str]) -> str:
 def _resident_bytes() -> int:
     """The memory of this process; 0 where the system does not tell it."""
     try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
     except OSError:
         return 0
 

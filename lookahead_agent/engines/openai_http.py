@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 _PROBE = "One two three. Une forêt, 42 + 1 = 43.\n\n"
 _DEFAULT_CONTEXT = 8192
 _MAX_CONTEXT = 1 << 30  # tokens
+_UNCERTAIN_TOKENS = 64  # by which a server may count more tokens in a text than the local tokenizer
 
 
 class OpenAIEngine:
@@ -136,6 +137,8 @@ class OpenAIEngine:
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
         """Generate from token ids; see `Engine.generate`."""
         room = room_for_reply(f"the {self._role}", self.context_length, prompt_ids)
+        if not self._accepts_ids:  # the server counts the tokens of a text itself
+            room = max(1, room - _UNCERTAIN_TOKENS)
         self.in_flight += 1
         try:
             if sampling.prompt_logprobs:

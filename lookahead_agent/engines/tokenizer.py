@@ -153,20 +153,16 @@ class _HFStream:
 
 
 class HFTokenizer:
-    """The tokenizer of a Hugging Face model folder; raises ModelNotFoundError if the folder has no fast tokenizer."""
+    """The tokenizer of a Hugging Face model folder; raises ModelNotFoundError if the folder has no fast tokenizer.
 
-    def __init__(self, folder: Path) -> None:
-        # transformers is slow to import, so it is imported when a model is first used.
-        from transformers import AutoTokenizer
+    `backend` replaces the tokenizer of transformers for counting.
+    """
 
-        try:
-            # Otherwise transformers asks on the terminal whether to run the folder's code.
-            self.backend: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # a damaged file can raise anything, as the panics of Rust
-            reason = str(error) or type(error).__name__
-            raise ModelNotFoundError(f"{folder} has no usable tokenizer: {reason[:500]}") from error
+    def __init__(self, folder: Path, backend: Any = None) -> None:
+        self._for_counting = backend is not None
+        if not self._for_counting:
+            chat_template.bound_operations()
+        self.backend: Any = backend if backend is not None else _load(folder)
         if not self.backend.is_fast:
             raise ModelNotFoundError(f"{folder} has no tokenizer.json")
         self._fast = self.backend.backend_tokenizer
@@ -185,14 +181,17 @@ class HFTokenizer:
         self._check_patterns(folder)
         self.eos_ids = _eos_ids(folder, self.backend.eos_token_id)
         self.size = len(self.backend)
-        vocabulary = json.dumps(sorted(self.backend.get_vocab().items()))
-        self.fingerprint = hashlib.sha256(vocabulary.encode()).hexdigest()
         tags = ThinkingTags()
         self.thinking: ThinkingTags | None = None
         if tags.open in self.chat_template or tags.close in self.chat_template:
             self.thinking = tags
         elif tags.close in self.backend.get_added_vocab():  # also in models that never think
             self.thinking = ThinkingTags(always=False)
+        if self._for_counting:  # the hash takes a second, and no engine exchanges these ids
+            self.fingerprint = f"counting-{uuid.uuid4().hex}"
+        else:
+            vocabulary = json.dumps(sorted(self.backend.get_vocab().items()))
+            self.fingerprint = hashlib.sha256(vocabulary.encode()).hexdigest()
 
     def _check_patterns(self, folder: Path) -> None:
         """Try the patterns of the tokenizer with a time-out: Rust's search for a pattern cannot be interrupted.
@@ -339,7 +338,8 @@ class HFTokenizer:
     ) -> str:
         if self.backend.chat_template is None:
             raise ConfigurationError(f"{self._name} has no chat template: use an instruct model")
-        chat_template.check_arguments(arguments, self.template_variables)
+        if not self._for_counting:  # finding the variables of a template takes transformers
+            chat_template.check_arguments(arguments, self.template_variables)
         first_error: Exception | None = None
         current = list(messages)
         options = {"tools": list(tools) if tools else None, "tokenize": False, **ending, **arguments}
@@ -361,6 +361,21 @@ class HFTokenizer:
         raise ConfigurationError(
             f"the chat template of {self._name} refuses these messages: {first_error or type(first_error).__name__}"
         ) from first_error
+
+
+def _load(folder: Path) -> Any:
+    """Load a folder's tokenizer with transformers."""
+    # transformers is slow to import, so it is imported when a model is first used.
+    from transformers import AutoTokenizer
+
+    try:
+        # Otherwise transformers asks on the terminal whether to run the folder's code.
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a damaged file can raise anything, as the panics of Rust
+        reason = str(error) or type(error).__name__
+        raise ModelNotFoundError(f"{folder} has no usable tokenizer: {reason[:500]}") from error
 
 
 def _takes_exponential_time(pattern: str, regex: Any) -> bool:

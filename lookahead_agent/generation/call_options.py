@@ -48,10 +48,18 @@ _CHOICES = (
 )
 _CHOICE_KEYS = frozenset({"type", "name", "function", "allowed_tools", "mode", "tools"})
 
+
+def _check_thinking(value: Any) -> Any:
+    if value is not None and not isinstance(value, bool):
+        raise ValueError("thinking is True, False or None: a budget of tokens is not supported, max_tokens is")
+    return value
+
+
+Thinking = Annotated[bool | None, BeforeValidator(_check_thinking)]
 _Number = BeforeValidator(_reject_bool)
 _INT32 = 2**31  # the engine stores these values in 32 bits, and a seed in 64
 
-DEFAULT_MAX_TOKENS = 1024
+NO_LIMIT = _INT32 - 1  # `max_tokens` of a reply that may fill the context
 MaxTokens = Annotated[int, Field(ge=1, lt=_INT32), _Number]
 
 
@@ -67,7 +75,7 @@ class SamplingArguments(BaseModel):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63), _Number] | None = None
     """Makes sampling repeatable under policies that do not depend on timing (off, exact)."""
     max_tokens: MaxTokens | None = None
-    """Maximum number of tokens of a reply."""
+    """Maximum number of tokens of a reply; None: what the prompt leaves of the context."""
     stop: (
         Annotated[
             list[Annotated[str, Field(strict=True)]],
@@ -110,6 +118,8 @@ class CallOptions(SamplingArguments):
     response_format: dict[str, Any] | None = None
     """`{"type": "json_schema", "json_schema": {"name": …, "schema": …}}`, `{"type": "json_object"}`, with or without a
     `schema`, or `{"type": "text"}`."""
+    thinking: Thinking = None
+    """Whether the model thinks before its answer; None: the model's field decides."""
     template_arguments: dict[str, Any] = Field(default_factory=dict)
     """Further variables of the model's chat template, such as `enable_thinking`."""
     node: str | None = None

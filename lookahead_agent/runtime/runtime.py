@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from lookahead_agent.engines.background import in_daemon_thread
+from lookahead_agent.engines.counting_tokenizer import load_counting_tokenizer
 from lookahead_agent.engines.protocol import Engine
-from lookahead_agent.engines.tokenizer import HFTokenizer, Tokenizer
+from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.engines.vllm_config import CPU_CONTEXT, require_vllm, speculates_by_draft_model, trained_context
 from lookahead_agent.errors import ConfigurationError, EngineStartError, LookaheadError, ModelError
 from lookahead_agent.models.resolve import configured, fetch_tokenizer
@@ -95,7 +96,9 @@ class Runtime:
             return self.running.target.tokenizer
         with self._tokenizer_lock:
             if self._tokenizer is None:
-                self._tokenizer = HFTokenizer(fetch_tokenizer(self.spec.models.target, self.launcher.progress))
+                self._tokenizer = load_counting_tokenizer(
+                    fetch_tokenizer(self.spec.models.target, self.launcher.progress)
+                )
             return self._tokenizer
 
     def known_context_length(self) -> int | None:

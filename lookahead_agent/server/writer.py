@@ -148,7 +148,7 @@ class ReplyWriter:
         names = (*SamplingArguments.model_fields, "response_format", "tool_choice", "parallel_tool_calls")
         options = {name: getattr(body, name, None) for name in names}
         options |= {"policy": self._policy(policy or body.policy), "node": node or body.node}
-        options |= {"max_tokens": min(max_tokens or self.llm.max_tokens, limits.max_tokens)}
+        options |= {"max_tokens": min(max_tokens or self.llm.max_tokens or limits.max_tokens, limits.max_tokens)}
         prompts: list[list[BaseMessage] | str | list[int]]
         if isinstance(body, ChatRequestBody):
             prompts = [[from_openai(message.model_dump(exclude_none=True)) for message in body.messages]]

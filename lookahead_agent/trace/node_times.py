@@ -1,12 +1,13 @@
 """Divides the time of a run by node, and estimates the seconds that each lever would save."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 Table = tuple[list[str], list[list[str]]]  # Headings and rows
 
-BETWEEN = "(between)"  # Pseudo-node for the time without a reply or a tool run
+BEFORE, BETWEEN = "(before)", "(between)"
+"""Pseudo-nodes for the time without a reply or a tool run: before the first of them, and later."""
 
 _LOOKUP_COST = 1.1  # Of a forward pass that verifies looked-up draft tokens; one of a single token costs 1
 _DRAFTED_PASSES, _SHARED_DRAFT_COST = 0.39, 1.4
@@ -45,7 +46,7 @@ FIGURES = (
 
 @dataclass(frozen=True)
 class NodeTimes:
-    """Summed seconds of a node's replies and tool runs; parallel ones add up to more than the elapsed time."""
+    """Summed seconds of a node's replies and tool runs; those that run at the same time share it equally."""
 
     node: str
     replies: int
@@ -56,28 +57,68 @@ class NodeTimes:
     prompt_tokens: int
     cached_tokens: int | None  # of these from the prefix cache; None: unknown
     output_tokens: int = 0
+    passes: int = 0  # forward passes of the target
     policy: str = ""
     steps: int = 0
     accepted: int = 0  # draft steps among these
 
+    @property
+    def seconds(self) -> float:
+        """The node's part of the elapsed time."""
+        return self.prompt + self.writing + self.tools + self.waiting
 
-def node_times(spans: Sequence[Span], seconds: float | None = None) -> list[NodeTimes]:
-    """Divide a run's time by node, in the order in which the nodes began; `seconds` is the run's length."""
+
+def node_times(spans: Sequence[Span], seconds: float | None = None, before: float = 0.0) -> list[NodeTimes]:
+    """Divide a run's time by node, in the order in which the nodes began: the parts add up to the run's length.
+
+    Args:
+        spans: The replies and tool runs.
+        seconds: The run's length; None: from the beginning of the first span to the end of the last one.
+        before: Seconds of the run before the first span.
+    """
     nodes: dict[str, list[Span]] = {}
-    for span in sorted(spans, key=lambda span: span.start):
+    for span in map(_with_shared_time, spans, _shares(spans)):
         nodes.setdefault(span.node, []).append(span)
-    times = [_sum(node, node_spans) for node, node_spans in nodes.items()]
+    times = [
+        _sum(node, node_spans)
+        for node, node_spans in sorted(nodes.items(), key=lambda entry: min(span.start for span in entry[1]))
+    ]
     if spans:
-        length = max(span.end for span in spans) - min(span.start for span in spans)
-        between = max(0.0, (length if seconds is None else seconds) - _covered(spans))
-        times.append(NodeTimes(BETWEEN, 0, 0.0, 0.0, 0.0, between, 0, 0))
+        length = before + max(span.end for span in spans) - min(span.start for span in spans)
+        between = max(0.0, (length if seconds is None else seconds) - before - _covered(spans))
+        gaps = {**({BEFORE: before} if before else {}), BETWEEN: between}
+        times += [NodeTimes(name, 0, 0.0, 0.0, 0.0, gap, 0, 0) for name, gap in gaps.items()]
     return times
+
+
+def _shares(spans: Sequence[Span]) -> list[float]:
+    """Return the part of the elapsed time that each span has, where spans at the same time share it equally."""
+    edges = sorted(
+        (at, is_start, number)
+        for number, span in enumerate(spans)
+        for at, is_start in ((span.start, True), (span.end, False))
+    )
+    shares, running, before = [0.0] * len(spans), set[int](), 0.0
+    for at, is_start, number in edges:
+        for other in running:
+            shares[other] += (at - before) / len(running)
+        before = at
+        (running.add if is_start else running.discard)(number)
+    return shares
+
+
+def _with_shared_time(span: Span, share: float) -> Span:
+    """Shorten a span to its share of the elapsed time."""
+    length = span.end - span.start
+    factor = share / length if length > 0 else 0.0
+    parts = {name: factor * getattr(span, name) for name in ("prompt", "writing", "idle")}
+    return replace(span, end=span.start + share, **parts)
 
 
 def _sum(node: str, spans: Sequence[Span]) -> NodeTimes:
     replies = [span for span in spans if not span.is_tool]
     cached = [span.cached_tokens for span in replies]
-    summed = ("prompt", "prompt_tokens", "output_tokens", "steps", "accepted")
+    summed = ("prompt", "prompt_tokens", "output_tokens", "passes", "steps", "accepted")
     return NodeTimes(
         node,
         len(replies),

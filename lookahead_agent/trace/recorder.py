@@ -24,6 +24,7 @@ from lookahead_agent.policy import node_path
 logger = logging.getLogger(__name__)
 
 _VERSION = 1
+_MAX_LENGTH = 20_000  # characters of a question, an answer or a result in a trace
 
 _PIECE = re.compile(r"\s?\w+|[^\w\s]|\s+")
 """An approximation of a token: callbacks get the texts of prompts, but not their token ids."""
@@ -114,19 +115,20 @@ class RunRecorder(BaseCallbackHandler):
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """Record the completed tool run."""
-        self._end_tool(run_id, getattr(output, "status", None) == "error")
+        text = output.text if isinstance(output, BaseMessage) else str(output)
+        self._end_tool(run_id, getattr(output, "status", None) == "error", text)
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """Record the failed tool run."""
-        self._end_tool(run_id, True)
+        self._end_tool(run_id, True, str(error) or type(error).__name__)
 
-    def _end_tool(self, run_id: UUID, failed: bool) -> None:
+    def _end_tool(self, run_id: UUID, failed: bool, result: str) -> None:
         with self._lock:
             row = self._tools.pop(run_id, None)
         if row is not None:
-            self._add_tool(row | {"seconds": self.elapsed() - row["started"], "failed": failed})
+            self._add_tool(row | {"seconds": self.elapsed() - row["started"], "failed": failed}, result)
 
-    def _add_tool(self, row: Row) -> None:
+    def _add_tool(self, row: Row, result: str) -> None:
         raise NotImplementedError
 
 
@@ -142,6 +144,7 @@ class TraceRecorder(RunRecorder):
 
     def __init__(self, path: str | Path | None = None, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__(now)
+        self._runs: dict[UUID, Row] = {}
         self.rows: list[Row] = []
         self._file = RowFile(Path(path)) if path is not None else None
         if self._file is not None:
@@ -154,8 +157,31 @@ class TraceRecorder(RunRecorder):
         if name == STEP_EVENT:
             self._add({"type": "step", "at": self.elapsed(), **data})
 
-    def _add_tool(self, row: Row) -> None:
-        self._add({"type": "tool", **row})
+    def _add_tool(self, row: Row, result: str) -> None:
+        self._add({"type": "tool", **row, "result": _shortened(result)})
+
+    def on_chain_start(
+        self, serialized: dict[str, Any], inputs: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **_: Any
+    ) -> None:
+        """Note when a graph or chain begins, and its question."""
+        if parent_run_id is None:
+            with self._lock:
+                self._runs[run_id] = {"started": self.elapsed(), "question": _last_text(inputs)}
+
+    def on_chain_end(self, outputs: Any, *, run_id: UUID, **_: Any) -> None:
+        """Record the run of a graph or chain, with its answer."""
+        self._end_run(run_id, _last_text(outputs), failed=False)
+
+    def on_chain_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
+        """Record the run of a graph or chain that failed, or that waits for an approval."""
+        self._end_run(run_id, "", failed=True)
+
+    def _end_run(self, run_id: UUID, answer: str, *, failed: bool) -> None:
+        with self._lock:
+            row = self._runs.pop(run_id, None)
+        if row is not None:
+            row |= {"seconds": self.elapsed() - row["started"], "answer": answer, "failed": failed}
+            self._add({"type": "run", **row})
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """Record a reply."""
@@ -206,6 +232,22 @@ def read_trace(path: str | Path) -> list[Row]:
     if not any(row["type"] == "trace" for row in rows):
         raise ConfigurationError(f"{path} is no trace: record one with lookahead-agent agent --trace run.jsonl")
     return rows
+
+
+def _last_text(state: Any) -> str:
+    """Return the text of the last message of a graph's input or output, or of a text; else nothing."""
+    messages = state.get("messages") if isinstance(state, Mapping) else state
+    last = messages[-1] if isinstance(messages, list) and messages else messages
+    if isinstance(last, tuple | list) and len(last) == 2:  # role and text
+        last = last[1]
+    if isinstance(last, Mapping):
+        last = last.get("content")
+    text = last.text if isinstance(last, BaseMessage) else last
+    return _shortened(text) if isinstance(text, str) else ""
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}\n… ({len(text):,} characters)"
 
 
 def shape_of_prompt(messages: Sequence[BaseMessage], tools: Any = None) -> tuple[str, float]:

@@ -2,18 +2,25 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from lookahead_agent.models.cache import write_atomically
-from lookahead_agent.trace.node_times import Span, tables
+from lookahead_agent.trace.node_times import levers, node_times, spans_of
 
 _SHOWN = frozenset({"accepted", "committed", "rejected", "unused", "aborted", "judged"})
 _SAME_MOMENT = 0.05
 """Seconds by which a call may start before the end of the one that it waits for, since events arrive late."""
-_PLACE = "/*CALLS*/"
+_PLACE = "/*RUN*/"
+
+_FIGURES = (
+    *("steps", "accepted", "tokens", "seconds", "speculation_disabled", "target_forward_passes", "usage"),
+    *("mode", "mode_reason"),
+)
+"""Fields of a reply's row that the page shows."""
 
 LANES = ("draft", "target", "verifier")  # In the order in which the page shows them
 
@@ -30,7 +37,6 @@ class Bar:
     text: str
     verdict: str | None = None
     score: float | None = None
-    row: int = 0  # within the lane: bars of a row do not overlap
 
 
 @dataclass
@@ -45,10 +51,6 @@ class Call:
     figures: Mapping[str, Any] = field(default_factory=dict)  # from the metadata; empty for an incomplete reply
     text: str = ""
     critical: bool = False  # on the critical path: a shorter reply would shorten the run
-    row: int = 0  # in the overview of all calls: calls of a row do not overlap
-
-
-_Spread = TypeVar("_Spread", Bar, Call)
 
 
 def timeline(rows: Iterable[Mapping[str, Any]]) -> list[Call]:
@@ -63,17 +65,15 @@ def timeline(rows: Iterable[Mapping[str, Any]]) -> list[Call]:
         call = calls.setdefault(row["call"], Call(row["path"], row["policy"], row["at"] - seconds, row["at"]))
         call.end = max(call.end, call.start + seconds)
         if not is_step:
-            call.figures = {key: row[key] for key in ("steps", "accepted", "tokens", "seconds", "speculation_disabled")}
-            call.text = row["text"] or ", ".join(f"{tool['name']}({tool['args']})" for tool in row["tool_calls"])
+            call.figures = {key: row[key] for key in _FIGURES if key in row}
+            call.text = row["text"] or "\n".join(
+                f"{tool['name']}({_listed(tool['args'])})" for tool in row["tool_calls"]
+            )
         elif row["kind"] in _SHOWN:  # a step has events when it is complete and when it is decided
             lane = "verifier" if row["kind"] == "judged" else row["source"]
             known = {name: row[name] for name in ("kind", "position", "text", "verdict", "score")}
             call.bars.append(Bar(lane, call.start + row["started"], call.start + row["ended"], **known))
-    for call in calls.values():
-        for lane in LANES:
-            _spread([bar for bar in call.bars if bar.lane == lane])
     ordered = sorted(calls.values(), key=lambda call: call.start)
-    _spread(ordered, _SAME_MOMENT)
     _mark_critical(ordered)
     return ordered
 
@@ -87,23 +87,77 @@ def _mark_critical(calls: Sequence[Call]) -> None:
         candidates = [other for other in candidates if other.end <= last.start + _SAME_MOMENT and other is not last]
 
 
-def _spread(bars: Sequence[_Spread], overlap: float = 1e-9) -> None:
-    """Assign rows so that no two bars or calls of a row overlap by more than `overlap` seconds."""
-    ends: list[float] = []
-    for bar in sorted(bars, key=lambda bar: bar.start):
-        free = next((row for row, end in enumerate(ends) if end <= bar.start + overlap), len(ends))
-        ends[free : free + 1] = [bar.end]
-        bar.row = free
+@dataclass
+class ToolRun:
+    """A call of a tool with its result."""
+
+    node: str
+    name: str
+    arguments: str
+    result: str | None  # None in traces of earlier versions
+    failed: bool
+    start: float  # in seconds since the run began, like `end`
+    end: float
 
 
-def page(calls: Sequence[Call], spans: Sequence[Span] = ()) -> str:
-    """Render the page's HTML, in which models' texts are not markup; `spans` fill the tables of times."""
+def _listed(arguments: Any) -> str:
+    """Format the arguments of a call, a mapping or its JSON, for a reader: `name="value", other=1`."""
+    parsed = arguments
+    with suppress(ValueError, TypeError):
+        parsed = json.loads(arguments)
+    if not isinstance(parsed, dict):
+        return str(arguments)
+    return ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in parsed.items())
+
+
+def tool_runs(rows: Iterable[Mapping[str, Any]]) -> list[ToolRun]:
+    """Return the tool runs of a trace, in the order in which they began."""
+    runs = [
+        ToolRun(
+            row["path"] or "(no node)",
+            row["name"],
+            _listed(row["arguments"]),
+            row.get("result"),
+            row["failed"],
+            row["started"],
+            row["started"] + row["seconds"],
+        )
+        for row in rows
+        if row["type"] == "tool"
+    ]
+    return sorted(runs, key=lambda run: run.start)
+
+
+def page(calls: Sequence[Call], rows: Sequence[Mapping[str, Any]] = ()) -> str:
+    """Render the page's HTML, in which models' texts are not markup; `rows` are those of the trace."""
     template = files("lookahead_agent.trace").joinpath("page.html").read_text(encoding="utf-8")
     # "<" becomes a JSON escape, so that no text can end the script element.
-    data = json.dumps({"calls": [asdict(call) for call in calls], "tables": tables(spans)}).replace("<", "\\u003c")
+    data = json.dumps(_data(calls, rows)).replace("<", "\\u003c")
     return template.replace(_PLACE, data)
 
 
-def write_page(calls: Sequence[Call], path: str | Path, spans: Sequence[Span] = ()) -> None:
+def _data(calls: Sequence[Call], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what the page shows; its times are those of the run, which includes the time before the first reply."""
+    spans, tools = spans_of(rows), tool_runs(rows)
+    runs = [row for row in rows if row["type"] == "run"]
+    entries: list[Call | ToolRun] = [*calls, *tools]
+    starts = [*(entry.start for entry in entries), *(run["started"] for run in runs)]
+    ends = [*(entry.end for entry in entries), *(run["started"] + run["seconds"] for run in runs)]
+    start, end = min(starts, default=0.0), max(ends, default=0.0)
+    before = min(span.start for span in spans) - start if spans else 0.0
+    answers = [text for text in (run["answer"] for run in runs) if text] or [call.text for call in calls[-1:]]
+    return {
+        "calls": [asdict(call) for call in calls],
+        "tools": [asdict(run) for run in tools],
+        "nodes": [asdict(node) | {"seconds": node.seconds} for node in node_times(spans, end - start, before)],
+        "levers": levers(spans),
+        "question": next((run["question"] for run in runs if run["question"]), ""),
+        "answer": answers[-1] if answers else "",
+        "start": start,
+        "end": end,
+    }
+
+
+def write_page(calls: Sequence[Call], path: str | Path, rows: Sequence[Mapping[str, Any]] = ()) -> None:
     """Write the page to a file atomically; raises OSError if the file cannot be written."""
-    write_atomically(Path(path), page(calls, spans))
+    write_atomically(Path(path), page(calls, rows))

@@ -14,7 +14,7 @@ from lookahead_agent import ChatLookahead
 from lookahead_agent.bench.report import Report
 from lookahead_agent.bench.samples import CallRecord, Sample, ToolRecord
 from lookahead_agent.bench.summary import measured_levers, spans_of_samples
-from lookahead_agent.trace.node_times import BETWEEN, Span, levers, node_times, spans_of
+from lookahead_agent.trace.node_times import BEFORE, BETWEEN, Span, levers, node_times, spans_of
 from lookahead_agent.trace.recorder import TraceRecorder, lookup_passes, read_trace, shape_of_prompt
 from lookahead_agent.trace.timeline import timeline, write_page
 from tests.unit.chat import scripted_engines
@@ -56,6 +56,20 @@ def test_times_of_the_nodes_add_up_to_the_time_of_the_run() -> None:
     seconds = [each.prompt + each.writing + each.tools + each.waiting for each in (model, tools, between)]
     assert sum(seconds) == pytest.approx(12.0)
     assert node_times([]) == []
+
+
+def test_spans_at_the_same_time_share_it_and_gaps_have_rows_of_their_own() -> None:
+    spans = [reply_span("a", 3.0), reply_span("b", 3.0), tool_span(6.0, 9.0), reply_span("c", 12.0)]
+    times = {each.node: each for each in node_times(spans, seconds=20.0, before=3.0)}
+    assert list(times) == ["a", "b", "tools", "c", BEFORE, BETWEEN]
+    assert times["a"].seconds == times["b"].seconds == pytest.approx(3 / 2 + 2 / 3)
+    assert times["a"].prompt / times["a"].seconds == pytest.approx(2 / 5)
+    assert times["tools"].seconds == times["tools"].tools == pytest.approx(2 / 3 + 1)
+    assert times["c"].seconds == 5
+    assert times[BEFORE].waiting == 3
+    assert times[BETWEEN].waiting == pytest.approx(20 - 3 - 6 - 5)
+    assert sum(each.seconds for each in times.values()) == pytest.approx(20)
+    assert [each.node for each in node_times(spans)] == ["a", "b", "tools", "c", BETWEEN]
 
 
 def test_queueing_time_of_a_reply_counts_as_waiting() -> None:
@@ -130,10 +144,11 @@ def test_trace_of_an_agent_contains_the_times_of_its_model_and_tool(tmp_path: Pa
     assert model.writing > 0
     assert 0 < (model.cached_tokens or 0) < model.prompt_tokens, "the second prompt begins with the first one"
     assert tools.tools > 0
-    write_page(timeline(rows), tmp_path / "run.html", spans_of(rows))
+    write_page(timeline(rows), tmp_path / "run.html", rows)
     page = (tmp_path / "run.html").read_text()
-    assert '"prompt, s"' in page
     assert '"warm prefix"' in page
+    assert '"result": "a cat"' in page
+    assert '"question": "What is here?", "answer": "I see a cat."' in page
 
 
 def test_rows_of_an_older_trace_without_times_are_skipped() -> None:

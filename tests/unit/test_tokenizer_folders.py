@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import resource
 import shutil
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models
-from transformers import PreTrainedTokenizerFast
+from tokenizers import AddedToken, Tokenizer, decoders, models
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from lookahead_agent.engines import tokenizer as module
 from lookahead_agent.engines.chat_template import TemplateLimitError, within
+from lookahead_agent.engines.counting_tokenizer import load_counting_tokenizer
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.errors import ConfigurationError, IntegrityError, ModelNotFoundError
 from lookahead_agent.models import conversion
@@ -153,3 +157,82 @@ def test_stream_that_begins_within_a_character_has_the_whole_character_once(tmp_
             streamed = "".join(map(stream.push, ids[cut:])) + stream.flush()
             complete = text.encode()[:cut].decode(errors="ignore")
             assert streamed == text.removeprefix(complete), (before, cut)
+
+
+CHAT = """{{ bos_token }}{% for m in messages %}
+{% if m.role == 'tool' %}{% continue %}{% endif %}
+<|im_start|>{{ m.role }}
+{% generation %}{{ m.content }}{{ m.tool_calls | tojson(indent=1) if m.tool_calls }}{% endgeneration %}<|im_end|>
+{% endfor %}{{ tools | tojson if tools }}{{ strftime_now('%Y') }}{% if add_generation_prompt %}<|im_start|>{% endif %}
+{% if messages[0].content == 'refuse' %}{{ raise_exception('no') }}{% endif %}"""
+
+CHATS: tuple[list[dict[str, Any]], ...] = (
+    [{"role": "user", "content": "l\u00fcck o\u0308 'tis <|im_end|> \u00e9"}],
+    [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b<c>"}],  # which the reply continues
+    [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "\u00e4", "arguments": {"b": 1}}}]},
+        {"role": "tool", "content": "c"},
+    ],
+)
+
+
+def qwen(folder: Path, **config: object) -> Path:
+    """Save a tokenizer as Qwen's models have it."""
+    letters = [chr(code) for code in range(33, 127)] + ["\u0120", "\u010a", "\u00c3", "\u00bc", "\u00b6", "\u00a9"]
+    vocabulary = {letter: number for number, letter in enumerate([*letters, "im", "st", "<|endoftext|>"])}
+    tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[("i", "m"), ("s", "t")], eos_token="<|im_end|>")
+    tokenizer.add_tokens([AddedToken("<|im_start|>", special=True)])
+    tokenizer.save_pretrained(folder)
+    (folder / "chat_template.jinja").write_text(CHAT)
+    (folder / "config.json").write_text('{"model_type": "qwen2"}')
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["qwen", "plain"])
+def test_counting_tokenizer_has_the_ids_of_transformers_without_its_import(
+    good: Path, tmp_path: Path, kind: str
+) -> None:
+    folder = qwen(tmp_path) if kind == "qwen" else good
+    (tmp_path / "chats.json").write_text(json.dumps(CHATS))
+    program = f"""if True:
+        import json, pathlib, sys
+        from lookahead_agent.engines.counting_tokenizer import load_counting_tokenizer
+        tokenizer = load_counting_tokenizer(pathlib.Path({str(folder)!r}))
+        ids = tokenizer.encode("in 'tis l\u00fcck"), tokenizer.chat_prompt([{{"role": "user", "content": "a?"}}])
+        assert "transformers" not in sys.modules and "torch" not in sys.modules
+        chats = json.loads(pathlib.Path({str(tmp_path / "chats.json")!r}).read_text())
+        print(json.dumps([*ids, *(tokenizer.chat_prompt(chat, [{{"name": "\u00e4"}}]) for chat in chats)]))
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    other = HFTokenizer(folder)
+    assert json.loads(done.stdout) == [
+        other.backend.encode("in 'tis l\u00fcck", add_special_tokens=False),
+        AutoTokenizer.from_pretrained(folder).encode(
+            other.chat_prompt([{"role": "user", "content": "a?"}]).text or "", add_special_tokens=False
+        ),
+        *(other.chat_prompt(chat, [{"name": "\u00e4"}]) for chat in CHATS),
+    ]
+    counting = load_counting_tokenizer(folder)
+    assert (counting.eos_ids, counting.size, counting.thinking) == (other.eos_ids, other.size, other.thinking)
+    if kind == "qwen":
+        with pytest.raises(ConfigurationError, match="refuses these messages: no"):
+            counting.chat_prompt([{"role": "user", "content": "refuse"}])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"tokenizer_class": "LlamaTokenizer"},
+        {"chat_template": [{"name": "default", "template": "a"}]},
+        {"auto_map": {}},
+        {"added_tokens_decoder": {"500": {"content": "<new>", "special": True}}},
+        {"add_prefix_space": True},
+    ],
+)
+def test_folders_that_transformers_changes_are_read_by_transformers(tmp_path: Path, changed: dict[str, object]) -> None:
+    assert type(load_counting_tokenizer(qwen(tmp_path / "a")).backend).__name__ == "_FileBackend"
+    assert type(load_counting_tokenizer(qwen(tmp_path / "b", **changed)).backend).__name__ != "_FileBackend"

@@ -44,20 +44,10 @@ def test_timeline_has_a_call_per_node_with_bars_for_its_steps(tmp_path: Path) ->
         assert all(call.start <= bar.start <= bar.end <= call.end + 1e-6 for bar in call.bars)
 
 
-def test_bars_of_one_row_do_not_overlap() -> None:
-    for call in timeline(record_run().rows):
-        for lane in ("draft", "target", "verifier"):
-            bars = [bar for bar in call.bars if bar.lane == lane]
-            for first in bars:
-                for second in bars:
-                    apart = first.end <= second.start + 1e-6 or second.end <= first.start + 1e-6
-                    assert first is second or first.row != second.row or apart
-
-
 def test_truncated_trace_can_be_read(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     record_run(file)
-    lines = file.read_text().splitlines()
+    lines = file.read_text().splitlines()[:-1]  # without the row of the run
     file.write_text("\n".join(lines[:-1]) + "\n" + lines[-1][:20])
     calls = timeline(read_trace(file))
     assert calls[-1].path == "writer"
@@ -81,6 +71,15 @@ def test_invalid_traces_raise(tmp_path: Path, text: str, message: str) -> None:
         read_trace(file)
     with pytest.raises(ConfigurationError, match="cannot be read"):
         read_trace(tmp_path / "none.jsonl")
+
+
+def test_run_has_its_question_answer_and_times() -> None:
+    rows = record_run().rows
+    (run,) = [row for row in rows if row["type"] == "run"]
+    assert (run["question"], run["answer"], run["failed"]) == ("?", REPLY, False)
+    ends = [row["at"] for row in rows if "at" in row]
+    assert run["started"] < min(ends)
+    assert max(ends) <= run["started"] + run["seconds"]
 
 
 def test_page_is_self_contained_and_escapes_texts() -> None:
@@ -123,7 +122,6 @@ def test_calls_on_the_critical_path_are_marked() -> None:
     rows = [reply("planner", 0, 4), reply("a", 4, 6), reply("b", 4.0005, 9), reply("c", 6, 7), reply("writer", 9, 10)]
     calls = timeline(rows)
     assert [call.path for call in calls if call.critical] == ["planner", "b", "writer"]
-    assert {call.path: call.row for call in calls} == {"planner": 0, "a": 0, "b": 1, "c": 0, "writer": 0}
     assert timeline([]) == []
     (only,) = timeline([reply("nothing", 1, 1)])
     assert only.critical

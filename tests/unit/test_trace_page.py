@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
@@ -26,9 +27,10 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture(params=[(1280, 800), (390, 844)], ids=["desktop", "phone"])
+@pytest.fixture(params=[(1280, 800), (400, 800)], ids=["desktop", "phone"])
 def page(request: pytest.FixtureRequest, browser: Browser, tmp_path: Path) -> Iterator[Page]:
-    write_page(timeline(record_run().rows), tmp_path / "run.html")
+    rows = record_run().rows
+    write_page(timeline(rows), tmp_path / "run.html", rows)
     width, height = request.param
     page = browser.new_page(viewport={"width": width, "height": height})
     problems: list[str] = []
@@ -40,14 +42,25 @@ def page(request: pytest.FixtureRequest, browser: Browser, tmp_path: Path) -> It
     assert problems == []
 
 
-def test_page_summarizes_the_run(page: Page) -> None:
-    expect(page.locator("#totals")).to_contain_text("2 replies in")
-    expect(page.locator("#totals")).to_contain_text("4 of 6 steps from the draft (67 %)")
-    assert page.locator("section h2").all_inner_texts() == ["planner", "writer"]
+def test_page_begins_with_question_answer_and_what_was_drafted(page: Page) -> None:
+    expect(page.locator("#question")).to_have_text("?")
+    expect(page.locator("#answer")).to_have_text(REPLY)
+    expect(page.locator("#totals")).to_contain_text("2 replies, 0 calls of tools")
+    expect(page.locator("#drafts")).to_contain_text("4 of the 6 steps are the draft's (67 %)")
+    assert page.locator("section h3").all_inner_texts() == ["planner", "writer"]
     assert page.locator(".bar.accepted").count() == 4
     assert page.locator(".bar.rejected").count() >= 2
-    # Only the table may be wider than the screen, because it scrolls separately.
+    # Only the table and the chart may be wider than the screen, because they scroll separately.
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_only_table_divides_the_whole_time(page: Page) -> None:
+    assert page.locator("table").count() == 1
+    nodes, whole = page.evaluate("[nodes, end - start]")
+    assert sum(node["seconds"] for node in nodes) == pytest.approx(whole, abs=1e-6)
+    assert page.locator("#nodes tr td:first-child").all_inner_texts()[0] == "planner"
+    assert page.locator("#nodes tr td:first-child").all_inner_texts()[-1] == "all"
+    expect(page.locator("#causes")).to_contain_text("reading prompts (until the first token)")
 
 
 def test_hover_and_focus_show_the_tooltip_of_a_step(page: Page) -> None:
@@ -56,7 +69,7 @@ def test_hover_and_focus_show_the_tooltip_of_a_step(page: Page) -> None:
     bar = page.locator(".bar.committed").first
     bar.hover()
     expect(tooltip).to_be_visible()
-    expect(tooltip).to_contain_text("target's step")
+    expect(tooltip).to_contain_text("the target's own step")
     box = tooltip.bounding_box()
     assert box is not None
     assert box["x"] >= 0
@@ -64,21 +77,22 @@ def test_hover_and_focus_show_the_tooltip_of_a_step(page: Page) -> None:
     page.mouse.move(1, 1)
     expect(tooltip).to_be_hidden()
     page.locator(".bar.judged").first.focus()
-    expect(tooltip).to_contain_text("judged")
+    expect(tooltip).to_contain_text("compared by the verifier")
     page.keyboard.press("Escape")
     expect(tooltip).to_be_hidden()
 
 
-def test_overview_marks_the_critical_path_and_links_to_replies(page: Page) -> None:
-    expect(page.locator("#path")).to_contain_text("(dark): ")
-    assert page.locator("#overview .bar").all_inner_texts() == ["planner", "writer"]
-    assert "writer" in page.locator("#overview .critical").all_inner_texts()
-    page.locator("#overview .bar").nth(1).click()
+def test_all_rows_of_the_chart_have_one_axis_and_bars_link_to_replies(page: Page) -> None:
+    tracks = page.locator("#chart .track")
+    boxes = [tracks.nth(number).bounding_box() for number in range(tracks.count())]
+    assert len({(round(box["x"]), round(box["width"])) for box in boxes if box is not None}) == 1
+    labels = page.locator("#chart .lane > span:first-child").all_inner_texts()
+    assert labels == ["planner", "writer", "draft", "target", "verifier", ""]
+    page.locator(".bar.reply-bar").nth(1).click()
     assert page.url.endswith("#reply-1")
-    assert page.locator("section:target h2").inner_text() == "writer"
+    assert page.locator("section:target h3").inner_text() == "writer"
     page.locator("section:target a").first.click()
-    assert page.locator("section:target h2").inner_text() == "planner"
-    expect(page.locator("#nodes th").nth(6)).to_have_text("first word, s")
+    assert page.locator("section:target h3").inner_text() == "planner"
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
@@ -86,7 +100,7 @@ def test_search_filters_replies_and_highlights_steps(page: Page) -> None:
     search = page.locator("#search")
     search.fill("WRITER")
     expect(page.locator("#hits")).to_contain_text("1 of 2 replies")
-    assert page.locator("section:visible h2").all_inner_texts() == ["writer"]
+    assert page.locator("section:visible h3").all_inner_texts() == ["writer"]
     search.fill("no such words anywhere")
     expect(page.locator("#hits")).to_have_text("0 of 2 replies, 0 steps")
     step = page.evaluate("calls[0].bars[0].text.trim().split('\\n')[0]")
@@ -99,20 +113,61 @@ def test_search_filters_replies_and_highlights_steps(page: Page) -> None:
 
 def test_bars_of_a_thousand_steps_do_not_overlap(browser: Browser, tmp_path: Path) -> None:
     bars = [Bar("target", number, number + 0.9, "committed", number, f"step {number}") for number in range(1000)]
-    calls = [Call("planner", "off", 0, 1000, bars), Call("writer", "off", 1000, 1001, bars[:3])]
+    calls = [Call("planner", "off", 0, 1000, bars), Call("writer", "off", 1000, 1001)]
     write_page(calls, tmp_path / "long.html")
     page = browser.new_page(viewport={"width": 390, "height": 844})
     page.goto((tmp_path / "long.html").as_uri())
-    assert page.locator("section").first.locator(".bar").count() == 1000
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "only the lanes scroll"
+    assert page.locator(".bar.committed").count() == 1000
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "only the chart scrolls"
     first, second = (page.locator(".bar.committed").nth(number).bounding_box() for number in (0, 1))
+    assert len({*page.evaluate("[...document.querySelectorAll('.bar.committed')].map(bar => bar.style.top)")}) == 1
     assert first is not None
     assert second is not None
     assert second["x"] >= first["x"] + first["width"] > first["x"]
     page.close()
 
 
+def test_bars_at_the_same_time_have_rows_of_their_own(browser: Browser, tmp_path: Path) -> None:
+    steps = [Bar("draft", start, start + 2, "accepted", start, "a") for start in range(4)]
+    calls = [Call("a", "off", 0, 4, steps), Call("b", "off", 1, 3), Call("b", "off", 2.96, 4), Call("b", "off", 2, 4)]
+    write_page(calls, tmp_path / "run.html")
+    page = browser.new_page(viewport={"width": 400, "height": 800})
+    page.goto((tmp_path / "run.html").as_uri())
+    tops = page.evaluate("[...document.querySelectorAll('.bar')].map(bar => Math.round(parseFloat(bar.style.top)))")
+    assert tops == [0, 0, 1, 0, 0, 1, 0, 1], "of a, of b in the order of their starts, and of the draft"
+    page.close()
+
+
+def test_calls_have_their_results_and_gaps_are_shown(browser: Browser, tmp_path: Path) -> None:
+    rows = [
+        {"type": "trace", "version": 1, "started": 0},
+        tool_row("look", '{"place": "here", "n": 1}', 5.0, "a <b>cat</b>"),
+        tool_row("find", "words", 6.0, "", failed=True),
+        {"type": "run", "started": 1.0, "seconds": 9.0, "question": "What?", "answer": "A cat.", "failed": False},
+    ]
+    write_page(timeline(rows), tmp_path / "run.html", rows)
+    page = browser.new_page(viewport={"width": 400, "height": 800})
+    page.goto((tmp_path / "run.html").as_uri())
+    assert page.locator(".call b").all_inner_texts() == ['look(place="here", n=1)', "find(words)"]
+    assert page.locator(".call pre").all_inner_texts() == ["a <b>cat</b>", "(nothing)"]
+    expect(page.locator("#totals")).to_have_text("9.00 s: 0 replies, 2 calls of tools (1 failed)")
+    assert page.locator(".bar.nothing").count() == 2, "before the first call, and after the last one"
+    names = page.locator("#nodes tr td:first-child").all_inner_texts()
+    seconds = page.locator("#nodes tr td:nth-child(2)").all_inner_texts()
+    assert dict(zip(names, seconds, strict=True)) == {
+        "tools": "2.0",
+        "(before)": "4.0",
+        "(between)": "3.0",
+        "all": "9.0",
+    }
+    page.close()
+
+
+def tool_row(name: str, arguments: str, started: float, result: str, *, failed: bool = False) -> dict[str, Any]:
+    known = {"path": "tools", "step": 1, "seconds": 1.0, "failed": failed, "result": result}
+    return {"type": "tool", "name": name, "arguments": arguments, "started": started, **known}
+
+
 def test_markup_in_model_text_is_shown_as_text(page: Page) -> None:
-    page.locator("summary").first.click()
     expect(page.locator(".reply").first).to_have_text(REPLY)
     assert page.locator("main script").count() == 0
