@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import textwrap
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from lookahead_agent.plain_text import plain
 from lookahead_agent.progress import Advance
 
 WIDE = 160  # Columns of tables if the output is not a terminal
+_UNLIMITED = 10_000
 
 
 class Terminal(Console):
@@ -59,6 +61,45 @@ def as_rich(
     for row in rows:
         built.add_row(*row)
     return built
+
+
+def fit(
+    terminal: Terminal, table: tuple[Sequence[str], Sequence[Sequence[str]]], *, words: Collection[str] = ()
+) -> list[Table]:
+    """Build tables that fit the terminal's width: the leading columns of `words` are in each, the others in turns."""
+    headings, rows = table
+    columns = [[heading, *(row[number] for row in rows)] for number, heading in enumerate(headings)]
+    leading = next(
+        (number for number, heading in enumerate(headings) if number and heading not in words), len(headings)
+    )
+
+    def build(chosen: Sequence[int], *, no_wrap: bool = True) -> Table:
+        shown = [_wrap_heading(columns[number]) for number in chosen]
+        cells = [[column[place] for column in shown] for place in range(len(rows) + 1)]
+        # A wrapped heading is no longer one of `words`.
+        left = [cells[0][place] for place, number in enumerate(chosen) if headings[number] in words]
+        return as_rich((cells[0], cells[1:]), words=left, no_wrap=no_wrap)
+
+    def fits(chosen: Sequence[int]) -> bool:
+        # A measure is at most the width of its options.
+        unlimited = terminal.options.update(max_width=_UNLIMITED)
+        return terminal.measure(build(chosen), options=unlimited).maximum <= terminal.width
+
+    keys, remaining, built = list(range(leading)), list(range(leading, len(headings))), list[Table]()
+    while remaining or not built:
+        count = len(remaining)
+        while count > 1 and not fits(keys + remaining[:count]):
+            count -= 1
+        chosen, remaining = keys + remaining[:count], remaining[count:]
+        built.append(build(chosen, no_wrap=fits(chosen)))
+    return built
+
+
+def _wrap_heading(column: Sequence[str]) -> list[str]:
+    """Break a column's heading between words, so that it is no wider than its cells or its longest word."""
+    heading, *cells = column
+    width = max([*map(len, cells), *map(len, heading.split()), 1])
+    return ["\n".join(textwrap.wrap(heading, width)), *cells]
 
 
 def echo(text: object, *, nl: bool = True) -> None:

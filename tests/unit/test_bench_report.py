@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import typer
 
 from lookahead_agent.bench.config import MODES
 from lookahead_agent.bench.report import Report
+from lookahead_agent.bench.row_report import RowReport
 from lookahead_agent.bench.samples import SCHEMA, CallRecord, Sample, environment, read_results
 from lookahead_agent.bench.summary import Estimate, estimate, mean_difference, median_ratio, summarize
+from lookahead_agent.cli.bench import report_of, show_report
+from lookahead_agent.cli.terminal import Terminal
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.jsonl import RowFile
 
@@ -130,16 +136,65 @@ def test_bootstrap_resamples_pairs_together() -> None:
     assert estimate(mean_difference, seconds, seconds) == Estimate(0.0, 0.0, 0.0)
 
 
-@pytest.mark.parametrize("file", sorted(MEASUREMENTS.glob("*-gsm8k-*.jsonl.xz")), ids=lambda file: file.stem)
-def test_published_results_are_readable(file: Path) -> None:
-    results = read_results(RowFile(file).rows)
-    report = Report(results)
-    off = report.configurations[0]
-    assert off.mode == "off"
-    assert off.accuracy is not None
-    assert all(configuration.speedup for configuration in report.configurations if configuration.mode != "off")
-    assert {configuration.mode for configuration in report.configurations} <= set(MODES)
-    assert report.tables("questions")
+@pytest.mark.parametrize("file", sorted(MEASUREMENTS.glob("*.jsonl.xz")), ids=lambda file: file.stem)
+def test_published_results_have_a_report_of_80_columns(file: Path) -> None:
+    screen = io.StringIO()
+    report = report_of(RowFile(file).rows, "off", ())
+    show_report(report, Terminal(file=screen, width=80))
+    lines = screen.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    words = set(screen.getvalue().replace(" ", "\n").split())
+    for _, tables in report.sections():
+        for headings, rows in tables:
+            cells = [cell for row in (headings, *rows) for cell in row]
+            assert set(" ".join(cells).split()) <= words, "no word is broken or left out"
+    assert report.records()
+    assert all(panel.bars for panel in report.panels())
+    if isinstance(report, Report) and "gsm8k" in file.stem:
+        off = report.configurations[0]
+        assert off.mode == "off"
+        assert off.accuracy is not None
+        assert all(configuration.speedup for configuration in report.configurations if configuration.mode != "off")
+        assert {configuration.mode for configuration in report.configurations} <= set(MODES)
+
+
+def test_rows_of_other_programs_are_grouped(tmp_path: Path) -> None:
+    rows = [{"template": name, "right": right, "int8": {"seconds": 2.0}} for name, right in (("a", True), ("a", False))]
+    record = {"template": "a", "rows": 2, "right": 1, "int8.seconds, median": 2.0, "int8.seconds, sum": 4.0}
+    assert report_of(rows, "off", ()).records() == [record]
+    assert [record["rows"] for record in RowReport(rows, ["right"]).records()] == [1, 1]
+    with pytest.raises(ConfigurationError, match="no row has the field colour: choose of template, right"):
+        RowReport(rows, ["colour"])
+    with pytest.raises(ConfigurationError, match="no results of a benchmark"):
+        RowReport([{"id": "x"}])
+    for option, arguments in (("--by", ("off", ["mode"])), ("--baseline", ("sd", []))):
+        with pytest.raises(typer.BadParameter) as error:
+            report_of([sample("off", 0, 1.0).model_dump()] if option == "--by" else rows, *arguments)
+        assert error.value.param_hint == option
+
+
+@pytest.mark.parametrize("file", ["shared-draft-vnni-gsm8k-12", "gpu-h100-8b-mps-shares", "agent-tasks-13"])
+def test_report_of_each_kind_is_written_in_each_format(file: str, tmp_path: Path) -> None:
+    report = report_of(RowFile(MEASUREMENTS / f"{file}.jsonl.xz").rows, "off", ())
+    for suffix, beginning in ((".md", b"# Benchmark: r\n"), (".svg", b"<svg"), (".png", b"\x89PNG")):
+        report.write(tmp_path / f"r{suffix}")
+        assert (tmp_path / f"r{suffix}").read_bytes().startswith(beginning)
+    report.write(tmp_path / "r.csv")
+    with (tmp_path / "r.csv").open(newline="", encoding="utf-8") as written:
+        rows = list(csv.DictReader(written))
+    assert rows == [
+        {name: "" if value is None else str(value) for name, value in record.items()} for record in report.records()
+    ]
+    with pytest.raises(ConfigurationError, match=r"r\.pdf: a report is a \.md or \.csv or \.svg or \.png file"):
+        report.write(tmp_path / "r.pdf")
+
+
+def test_speeds_are_against_the_named_baseline() -> None:
+    samples = off_and_lr()
+    off = Report(samples, "lr").configurations[1]
+    assert (off.configuration, off.speedup) == ("off", Estimate(0.5, 0.5, 0.5))
+    with pytest.raises(ConfigurationError, match="no sample has the configuration 'sd': choose of off, lr"):
+        Report(samples, "sd")
 
 
 def test_repeated_samples_of_a_problem_do_not_narrow_the_intervals() -> None:
@@ -199,7 +254,7 @@ def test_report_is_a_markdown_file_with_escaped_names(tmp_path: Path) -> None:
     text = (tmp_path / "deep" / "r.md").read_text(encoding="utf-8")
     assert "2.00 (2.00 to 2.00)" in text
     assert r"| lr | \<script>" in text
-    with pytest.raises(ConfigurationError, match=r"a report is a \.md file"):
+    with pytest.raises(ConfigurationError, match=r"a report is a \.md or"):
         report.write(tmp_path / "r.pdf")
 
 
