@@ -167,7 +167,7 @@ _COLUMNS: dict[str, Callable[[ConfigurationSummary], str]] = {
     "configuration": lambda each: each.configuration,
     "samples": lambda each: f"{each.samples}" + (f" ({each.errors} failed)" if each.errors else ""),
     "accuracy": lambda each: _cell(each.accuracy, "{:.0%}".format, lambda end: f"{100 * end:.0f}"),
-    "accuracy against {baseline}": lambda each: _cell(each.accuracy_difference, lambda share: f"{100 * share:+.0f}"),
+    "accuracy against {baseline}": lambda each: _cell(each.accuracy_difference, lambda share: f"{100 * share:+.1f}"),
     "seconds": lambda each: f"{each.seconds:.1f}",
     "speed (seconds)": lambda each: _cell(each.speedup, "{:.2f}".format),
     "tokens/s": lambda each: f"{each.tokens_per_second:.2f}",

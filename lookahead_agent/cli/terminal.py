@@ -1,6 +1,7 @@
 """Terminal output, with terminal sequences removed from texts of models, tools and users."""
 
 import logging
+import re
 import sys
 import textwrap
 import threading
@@ -8,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
@@ -19,6 +21,45 @@ from lookahead_agent.progress import Advance
 
 WIDE = 160  # Columns of tables if the output is not a terminal
 _UNLIMITED = 10_000
+
+
+class WordWrap:
+    """Breaks the lines of a streamed text between words; a word waits for its end. None is an unlimited width."""
+
+    def __init__(self, width: int | None) -> None:
+        self._width = width
+        self._column = 0
+        self._spaces = self._word = ""  # not yet returned
+
+    def feed(self, text: str) -> str:
+        """Return what may be printed now."""
+        if self._width is None:
+            return text
+        parts = []
+        for part in re.findall(r"\n|[^\S\n]+|\S+", text):
+            if part == "\n":
+                parts += [self._complete_word(), "\n"]
+                self._column, self._spaces = 0, ""
+            elif part.isspace():
+                parts.append(self._complete_word())
+                self._spaces += part
+            else:
+                self._word += part
+        return "".join(parts)
+
+    def end(self) -> str:
+        """Return the remaining word."""
+        return self._complete_word()
+
+    def _complete_word(self) -> str:
+        if not self._word:
+            return ""
+        word, spaces, self._word, self._spaces = self._word, self._spaces, "", ""
+        if self._column and self._column + cell_len(spaces + word) > (self._width or 0):
+            self._column = cell_len(word)
+            return f"\n{word}"
+        self._column += cell_len(spaces + word)
+        return spaces + word
 
 
 class Terminal(Console):
@@ -38,14 +79,24 @@ class Terminal(Console):
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(plain(segment.text), segment.style)
 
+    def text(self, text: str, *, label: str = "", style: str = "bold") -> None:
+        """Print a text after a label in a style; on a terminal, long lines break between words."""
+        wrap = self.word_wrap()
+        shown = Text(wrap.feed(plain(label + text)) + wrap.end())
+        shown.stylize(style, 0, len(label))
+        self.print(shown, soft_wrap=True)
+
+    def word_wrap(self) -> WordWrap:
+        """Return what breaks the lines of a streamed text between words, if this is a terminal."""
+        return WordWrap(self.width if self.is_terminal else None)
+
     def heading(self, title: str) -> None:
         """Print the title of a section."""
         self.rule(Text(title, "bold"), align="left")
 
     def error(self, message: object) -> None:
         """Print an error message."""
-        self.print("Error:", style="red", end="")
-        self.print(f" {message}", soft_wrap=True)
+        self.text(f" {message}", label="Error:", style="red")
 
 
 def as_rich(

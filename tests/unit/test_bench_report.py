@@ -207,17 +207,52 @@ def test_repeated_samples_of_a_problem_do_not_narrow_the_intervals() -> None:
 
 
 def test_published_results_give_the_documented_numbers() -> None:
-    configurations = {
-        configuration.configuration: configuration
-        for configuration in Report(
-            read_results(RowFile(MEASUREMENTS / "verifiers-gsm8k-30.jsonl.xz").rows)
-        ).configurations
-    }
-    assert configurations["off"].accuracy is not None
-    assert configurations["off"].accuracy.value == pytest.approx(23 / 30)
-    assert configurations["lr exact"].same_tokens == 26
-    assert configurations["lr exact"].speedup is not None
-    assert configurations["lr exact"].speedup.value == pytest.approx(0.58, abs=0.01)
+    """The pages' speeds, differences and intervals are those that `bench report` prints."""
+    documented = [
+        ("README.md", "default-vnni-fast-memory-gsm8k-30", "off", "auto", "**2.52** (2.33 to 2.57)"),
+        ("README.md", "default-vnni-fast-memory-gsm8k-30", "off int8", "auto", "**1.39** (1.36 to 1.43)"),
+        ("README.md", "default-gsm8k-21", "off", "auto", "**2.47** (2.29 to 2.54)"),
+        ("README.md", "load-8-vnni-gsm8k-48", "off", "auto", "0.99 (0.98 to 0.99)"),
+        ("README.md", "configurations-vnni-gsm8k-24", "off", "lr balanced", "0.71 (0.65 to 0.76)"),
+        ("README.md", "peers-18", "off", "auto", "1.20 (1.08 to 1.25)"),
+        ("docs/results/cpu.md", "default-vnni-slow-memory-gsm8k-30", "off", "auto", "**3.01** (2.92 to 3.12)"),
+        ("docs/results/cpu.md", "default-vnni-slow-memory-gsm8k-30", "off int8", "auto", "**1.30** (1.24 to 1.37)"),
+        ("docs/results/cpu.md", "sampled-vnni-gsm8k-30", "off", "auto", "**2.25** (2.17 to 2.31)"),
+        ("docs/results/cpu.md", "sampled-vnni-gsm8k-30", "off int8", "auto", "**1.31** (1.28 to 1.34)"),
+        ("docs/results/cpu.md", "sampled-top-vnni-gsm8k-24", "off int8", "auto", "**1.29** (1.27 to 1.39)"),
+        ("docs/results/cpu.md", "load-4-vnni-gsm8k-32", "off", "auto", "**1.16** (1.14 to 1.18)"),
+        ("docs/results/cpu.md", "load-16-vnni-gsm8k-32", "off", "auto", "**1.08** (1.04 to 1.11)"),
+        ("docs/results/cpu.md", "configurations-vnni-gsm8k-24", "off", "auto", "**1.31** (1.29 to 1.35)"),
+        ("docs/results/cpu.md", "configurations-vnni-gsm8k-24", "off", "sd", "1.28 (1.20 to 1.30)"),
+        ("docs/results/cpu.md", "configurations-vnni-gsm8k-24", "off", "shared_draft", "1.09 (1.05 to 1.13)"),
+        (
+            "docs/results/cpu.md", "configurations-vnni-gsm8k-24", "lr balanced", "lr+shared_draft balanced",
+            "1.39 times as fast (1.34 to 1.47)",
+        ),
+        ("docs/results/cpu.md", "shared-draft-vnni-gsm8k-30", "off int8", "auto", "1.08 (1.05 to 1.12)"),
+        ("docs/results/cpu.md", "shared-draft-vnni-gsm8k-12", "off", "auto", "1.89 (1.56 to 1.98)"),
+        ("docs/results/verifiers.md", "risk-gsm8k-250", "off", "lr risk=0.02 depth=1", "0.41 (0.39 to 0.42)"),
+        ("docs/results/verifiers.md", "risk-gsm8k-250", "off", "lr risk=0.02 depth=1", "+2.4 (−1.2 to +6.0)"),
+        ("docs/results/verifiers.md", "risk-gsm8k-250", "off", "lr risk=0.05 depth=1", "0.55 (0.54 to 0.56)"),
+        ("docs/results/verifiers.md", "risk-gsm8k-250", "off", "lr risk=0.1 depth=1", "−14.4 (−21.6 to −8.0)"),
+        ("docs/results/verifiers.md", "risk-gsm8k-250", "lr random depth=1", "lr risk=0.02 depth=1", "+5.6 to +16.0"),
+        ("docs/results/verifiers.md", "verifiers-gsm8k-30", "off", "lr exact", "0.58"),
+    ]  # fmt: skip
+    root, reports = MEASUREMENTS.parents[1], dict[tuple[str, str], Report]()
+    for page, file, baseline, configuration, text in documented:
+        assert text in (root / page).read_text(encoding="utf-8")
+        if (file, baseline) not in reports:
+            rows = RowFile(MEASUREMENTS / f"{file}.jsonl.xz").rows
+            reports[file, baseline] = Report(read_results(rows), baseline)
+        report = reports[file, baseline]
+        (row, *_) = [
+            dict(zip(table[0], row, strict=True))
+            for table in (report.tables(task)[0] for task in report.tasks)
+            for row in table[1]
+            if row[0] == configuration
+        ]
+        printed = " ".join(row.values()).replace("times as fast ", "")
+        assert text.replace("*", "").replace("−", "-").replace("times as fast ", "") in printed, printed
 
 
 @pytest.mark.parametrize(
