@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,15 @@ import typer
 from lookahead_agent.bench.config import MODES
 from lookahead_agent.bench.report import Report
 from lookahead_agent.bench.row_report import RowReport
-from lookahead_agent.bench.samples import SCHEMA, CallRecord, Sample, environment, read_results
-from lookahead_agent.bench.summary import Estimate, estimate, mean_difference, median_ratio, summarize
+from lookahead_agent.bench.samples import SCHEMA, CallRecord, Sample, ToolRecord, environment, read_results
+from lookahead_agent.bench.summary import (
+    ConfigurationSummary,
+    Estimate,
+    estimate,
+    mean_difference,
+    median_ratio,
+    summarize,
+)
 from lookahead_agent.cli.bench import report_of, show_report
 from lookahead_agent.cli.terminal import Terminal
 from lookahead_agent.errors import ConfigurationError
@@ -187,6 +196,13 @@ def test_report_of_each_kind_is_written_in_each_format(file: str, tmp_path: Path
     ]
     with pytest.raises(ConfigurationError, match=r"r\.pdf: a report is a \.md or \.csv or \.svg or \.png file"):
         report.write(tmp_path / "r.pdf")
+
+
+def test_reference_page_has_every_field_of_a_row() -> None:
+    text = (MEASUREMENTS.parent / "reference" / "bench-rows.md").read_text(encoding="utf-8")
+    tables = [re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) for section in text.split("\n## ")[1:]]
+    summary = [field.name for field in dataclasses.fields(ConfigurationSummary)]
+    assert tables == [[*Sample.model_fields], [*CallRecord.model_fields], [*ToolRecord.model_fields], summary]
 
 
 def test_speeds_are_against_the_named_baseline() -> None:
