@@ -85,6 +85,20 @@ def required_packages() -> set[str]:
     return {"lookahead-agent", "pytest", *(canonicalize_name(Requirement(line).name) for line in own)}
 
 
+def requirement(extras: str, direct_url: str | None) -> str:
+    """Return the requirement of this library with `extras`, from where pip installed it.
+
+    `direct_url` is the record of a folder, a file or a repository (PEP 610); None if it came from a package index.
+    """
+    if direct_url is None:
+        return f"lookahead-agent[{extras}]"
+    origin = json.loads(direct_url)
+    url = origin["url"]
+    if vcs := origin.get("vcs_info"):
+        url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
+    return f"lookahead-agent[{extras}] @ {url}"
+
+
 def project_files(name: str, template: str, tools: Sequence[str] = ("calculator",)) -> dict[str, str]:
     """Return the texts of a new project's files, by path; `tools` are keys of `project_tools`."""
     known = project_tools()
@@ -96,6 +110,9 @@ def project_files(name: str, template: str, tools: Sequence[str] = ("calculator"
         "name": name,
         "template": template,
         "tools": tools_name,
+        "requirement": requirement(
+            "cpu,tools", importlib.metadata.distribution("lookahead-agent").read_text("direct_url.json")
+        ),
         "build": f"build_{template}(llm, {tools_name})",
         "question": json.dumps(chosen[0].question),
         "imports": "\n".join(sorted(imports, key=lambda line: (line.startswith("from"), line))),

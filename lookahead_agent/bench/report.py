@@ -1,11 +1,15 @@
-"""Reports: tables of results, also as Markdown."""
+"""Reports: tables of results, also as Markdown, CSV and pictures."""
 
+import csv
+import io
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from lookahead_agent.bench.config import BASELINE, PEER
+from lookahead_agent.bench.pictures import PICTURES, Bar, Panel, draw_bars
 from lookahead_agent.bench.samples import Sample
 from lookahead_agent.bench.summary import (
     ConfigurationSummary,
@@ -22,31 +26,100 @@ from lookahead_agent.trace.node_times import tables
 
 Table = tuple[list[str], list[list[str]]]  # headings and rows
 
+_ESTIMATES = ("accuracy", "accuracy_difference", "speedup", "rate_ratio")
+"""Figures of a configuration that have an interval."""
 _MARKDOWN = re.compile(r"[\\`*<|\[\]]")
 
 
-class Report:
-    """The report of a benchmark's samples; raises ConfigurationError if there are none."""
+class BaseReport(ABC):
+    """A report of the rows of a file, as tables, records and pictures."""
 
-    def __init__(self, samples: Sequence[Sample]) -> None:
+    @abstractmethod
+    def conditions(self) -> str:
+        """Describe what was measured, and where."""
+
+    @abstractmethod
+    def sections(self) -> list[tuple[str, list[Table]]]:
+        """Return the tables of each task, with its name."""
+
+    @abstractmethod
+    def records(self) -> list[dict[str, Any]]:
+        """Return the figures of each configuration, for CSV."""
+
+    @abstractmethod
+    def panels(self) -> list[Panel]:
+        """Return the panels of a picture."""
+
+    def write(self, file: Path) -> None:
+        """Write the report in the format of the file's suffix.
+
+        Raises ConfigurationError for a suffix without a format, and MissingExtraError for a picture without Matplotlib.
+        """
+        check_report_name(file, FORMATS)
+        content: str | bytes
+        if file.suffix == ".csv":
+            content = as_csv(self.records())
+        elif file.suffix in PICTURES:
+            content = draw_bars(self.panels(), file.suffix)
+        else:
+            parts = [f"# Benchmark: {as_markdown_text(file.stem)}\n", f"{as_markdown_text(self.conditions())}\n"]
+            for title, tables_of_task in self.sections():
+                parts += [*([f"## {as_markdown_text(title)}\n"] if title else []), *map(as_markdown, tables_of_task)]
+            content = "\n".join(parts)
+        with writable(file):
+            write_atomically(file, content)
+
+
+class Report(BaseReport):
+    """The report of a benchmark's samples; speeds and differences are against `baseline`.
+
+    Raises ConfigurationError if there are no samples, or none of the baseline.
+    """
+
+    def __init__(self, samples: Sequence[Sample], baseline: str = BASELINE) -> None:
         if not samples:
             raise ConfigurationError("there are no results in the file yet")
+        known = dict.fromkeys(sample.configuration for sample in samples)
+        if baseline != BASELINE and baseline not in known:
+            raise ConfigurationError(f"no sample has the configuration {baseline!r}: choose of {', '.join(known)}")
         self.samples = samples
-        self.configurations = summarize(samples)
+        self.configurations = summarize(samples, baseline)
 
     @property
     def tasks(self) -> list[str]:
         """The names of the tasks."""
         return list(dict.fromkeys(each.task for each in self.configurations))
 
-    def write(self, file: Path) -> None:
-        """Write the report as Markdown."""
-        check_report_name(file)
-        parts = [f"# Benchmark: {as_markdown_text(file.stem)}\n", f"{as_markdown_text(self.conditions())}\n"]
+    def sections(self) -> list[tuple[str, list[Table]]]:
+        """Return the tables of each task, with its name."""
+        return [(task, self.tables(task)) for task in self.tasks]
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the figures of each configuration; an estimate has the columns of its interval's ends too."""
+        records = []
+        for each in self.configurations:
+            record: dict[str, Any] = {}
+            for name, value in vars(each).items():
+                record[name] = value.value if isinstance(value, Estimate) else value
+                if name in _ESTIMATES:
+                    record |= {f"{name}_{end}": getattr(value, end, None) for end in ("low", "high")}
+            records.append(record)
+        return records
+
+    def panels(self) -> list[Panel]:
+        """Return a panel of speeds and one of accuracies for each task, where they were measured."""
+        panels = []
         for task in self.tasks:
-            parts += [f"## {as_markdown_text(task)}\n", *map(as_markdown, self.tables(task))]
-        with writable(file):
-            write_atomically(file, "\n".join(parts))
+            rows = [each for each in self.configurations if each.task == task]
+            baseline = rows[0].configuration
+            for title, of in (
+                (f"speed against {baseline}", lambda each: each.speedup),
+                ("accuracy", lambda each: each.accuracy),
+                ("seconds", lambda each: Estimate(each.seconds)),
+            ):
+                bars = [Bar(each.configuration, *vars(value).values()) for each in rows if (value := of(each))]
+                panels += [Panel(f"{task}: {title}", bars)] if bars else []
+        return panels
 
     def tables(self, task: str) -> list[Table]:
         """Build the tables of a task: configurations, time by node, and levers."""
@@ -94,7 +167,7 @@ _COLUMNS: dict[str, Callable[[ConfigurationSummary], str]] = {
     "configuration": lambda each: each.configuration,
     "samples": lambda each: f"{each.samples}" + (f" ({each.errors} failed)" if each.errors else ""),
     "accuracy": lambda each: _cell(each.accuracy, "{:.0%}".format, lambda end: f"{100 * end:.0f}"),
-    "accuracy against {baseline}": lambda each: _cell(each.accuracy_difference, lambda share: f"{100 * share:+.0f}"),
+    "accuracy against {baseline}": lambda each: _cell(each.accuracy_difference, lambda share: f"{100 * share:+.1f}"),
     "seconds": lambda each: f"{each.seconds:.1f}",
     "speed (seconds)": lambda each: _cell(each.speedup, "{:.2f}".format),
     "tokens/s": lambda each: f"{each.tokens_per_second:.2f}",
@@ -108,10 +181,23 @@ _COLUMNS: dict[str, Callable[[ConfigurationSummary], str]] = {
 }
 
 
-def check_report_name(file: Path) -> None:
-    """Raise ConfigurationError unless the file's suffix is .md."""
-    if file.suffix != ".md":
-        raise ConfigurationError(f"{file.name}: a report is a .md file")
+FORMATS = (".md", ".csv", *PICTURES)
+"""The suffixes of a report's file."""
+
+
+def check_report_name(file: Path, formats: Sequence[str] = (".md",)) -> None:
+    """Raise ConfigurationError unless the file's suffix is one of `formats`."""
+    if file.suffix not in formats:
+        raise ConfigurationError(f"{file.name}: a report is a {' or '.join(formats)} file")
+
+
+def as_csv(records: Sequence[dict[str, Any]]) -> str:
+    """Format records as CSV, with a column for each field of any of them."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for record in records for name in record)))
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()
 
 
 def as_markdown(table: Table) -> str:

@@ -58,22 +58,22 @@ class ConfigurationSummary:
     same_tokens: int | None  # samples with exactly the baseline's tokens; None: tokens unknown, or several calls
 
 
-def summarize(samples: Sequence[Sample]) -> list[ConfigurationSummary]:
+def summarize(samples: Sequence[Sample], baseline: str = BASELINE) -> list[ConfigurationSummary]:
     """Summarize each task's configurations in the order of measurement, the baseline first."""
-    groups = by_configuration(samples)
+    groups = by_configuration(samples, baseline)
     baselines: dict[str, list[Sample]] = {}
-    for (task, _), members in groups.items():
-        baselines.setdefault(task, members if members[0].mode in (BASELINE, PEER) else [])
+    for (task, name), members in groups.items():
+        baselines.setdefault(task, members if name == baseline or members[0].mode in (BASELINE, PEER) else [])
     return [_summary(members, baselines[task]) for (task, _), members in groups.items()]
 
 
-def by_configuration(samples: Iterable[Sample]) -> dict[tuple[str, str], list[Sample]]:
-    """Group samples by task and configuration, each task's baseline first: the target alone, else the first peer."""
+def by_configuration(samples: Iterable[Sample], baseline: str = BASELINE) -> dict[tuple[str, str], list[Sample]]:
+    """Group samples by task and configuration, each task's baseline first, else the first peer."""
     groups: dict[tuple[str, str], list[Sample]] = {}
     for sample in samples:
         groups.setdefault((sample.task, sample.configuration), []).append(sample)
     tasks = list(dict.fromkeys(task for task, _ in groups))
-    order = sorted(groups, key=lambda key: (tasks.index(key[0]), key[1] != BASELINE, groups[key][0].mode != PEER))
+    order = sorted(groups, key=lambda key: (tasks.index(key[0]), key[1] != baseline, groups[key][0].mode != PEER))
     return {key: groups[key] for key in order}
 
 

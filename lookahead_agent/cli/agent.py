@@ -88,7 +88,7 @@ def agent(
         llm = models.chat_model(policies=policies(depth))
         asked_question, start = _graph_input(build(llm), question, thread)
         show.heading("question")
-        show.print(asked_question, soft_wrap=True)
+        show.text(asked_question)
         if compare:
             show.print("\nWith the default depth:", style="bold")
             default, _ = _run(models.chat_model(policies=policies(None)), build, start, uuid.uuid4().hex, show)
@@ -105,9 +105,13 @@ def agent(
                 result["default"] = {"seconds": default.seconds, "nodes": default.metrics.nodes()}
             typer.echo(json.dumps(result))
             return
-        show.print("\nAnswer:", style="bold", end="")
-        show.print(f" {answer}\n", soft_wrap=True)
+        if not run.answer_shown:
+            show.print()
+            show.text(f" {answer}", label="Answer:")
+        show.print()
         show.print(node_table(run.metrics.nodes()))
+        if run.speed:
+            show.text(run.speed)
         show.print(f"{run.seconds:.1f} s in all; before that {loading:.1f} s of loading")
         if compare:
             won = default.seconds - run.seconds

@@ -1,13 +1,14 @@
 """Runs a graph on the terminal: streams its texts, prints tool calls and results, and asks for approvals."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, BaseMessageChunk, ToolMessage
+from langchain_core.outputs import LLMResult
 from langchain_core.runnables import RunnableConfig
 from langgraph.types import Command, Interrupt
 from rich.table import Table
@@ -19,7 +20,7 @@ from lookahead_agent.cli.terminal import Terminal, as_rich
 from lookahead_agent.decoding.request import STEP_EVENT
 from lookahead_agent.errors import LookaheadError
 from lookahead_agent.plain_text import PlainTextStream
-from lookahead_agent.trace.recorder import TraceRecorder
+from lookahead_agent.trace.recorder import TraceRecorder, replies
 
 _MAX_LENGTH = 2000  # Characters of a tool's result that are printed
 # The trace page's colours, as near as terminals have them.
@@ -33,6 +34,10 @@ _STYLES = {
 }
 
 
+_WITHOUT_STEPS = {"off": "the target writes alone", "sd": "the target takes draft tokens instead"}
+"""What the modes without draft steps do."""
+
+
 class ApprovalNeededError(LookaheadError):
     """A run needs an approval, but standard input has ended."""
 
@@ -44,6 +49,8 @@ class RunResult:
     messages: Sequence[AnyMessage]  # of the thread
     seconds: float  # duration without the time of waiting for approvals
     metrics: NodeMetrics  # of its nodes
+    answer_shown: bool = False  # whether the answer is the last text on the terminal
+    speed: str = ""  # why no draft steps were written, and what made the replies fast
 
     @property
     def answer(self) -> str:
@@ -81,7 +88,9 @@ def run_graph(
         seconds += time.monotonic() - started
         state = graph.get_state(config)
         if not state.interrupts:
-            return RunResult(state.values["messages"], seconds, metrics)
+            messages = state.values["messages"]
+            shown = bool(view.last_text.strip()) and view.last_text.strip() == messages[-1].text.strip()
+            return RunResult(messages, seconds, metrics, shown, explain_speed(view.replies))
         start = Command(resume={interrupt.id: _ask_approval(interrupt, thread, ask) for interrupt in state.interrupts})
 
 
@@ -116,7 +125,14 @@ class RunView(BaseCallbackHandler):
         self._title = ""
         self._shown_id: str | None = None  # Id of the reply that is being printed; texts of others wait
         self._pending: dict[str, str] = {}
-        self._plain_text = PlainTextStream()
+        self._plain_text, self._wrap = PlainTextStream(), show.word_wrap()
+        self._texts: list[str] = []
+        self.last_text = ""  # Text of the last reply, if nothing was printed after it
+        self.replies: list[tuple[AIMessage, Mapping[str, Any]]] = []  # with their metadata
+
+    def on_llm_end(self, response: LLMResult, **kwargs: Any) -> None:
+        """Note the metadata of replies."""
+        self.replies += replies(response)
 
     def on_chat_model_start(
         self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
@@ -148,11 +164,13 @@ class RunView(BaseCallbackHandler):
 
     def _text(self, reply: str, text: str) -> None:
         if text and self._shown_id is None:
-            self._shown_id, self._plain_text = reply, PlainTextStream()
+            self._shown_id, self._plain_text, self._wrap = reply, PlainTextStream(), self._show.word_wrap()
+            self._texts = []
             # LangChain's id of a message ends with that of its run.
             self._section(self._names.get(reply[-36:], "model"))
         if text:
-            self._show.print(self._plain_text.feed(text), end="", soft_wrap=True)
+            self._texts.append(text)
+            self._show.print(self._wrap.feed(self._plain_text.feed(text)), end="", soft_wrap=True)
 
     def _section(self, title: str) -> None:
         if title != self._title:
@@ -161,7 +179,8 @@ class RunView(BaseCallbackHandler):
 
     def _end(self) -> None:
         if self._shown_id is not None:
-            self._show.print(self._plain_text.end(), soft_wrap=True)
+            self._show.print(self._wrap.feed(self._plain_text.end()) + self._wrap.end(), soft_wrap=True)
+            self.last_text = "".join(self._texts)
         self._shown_id = None
         if self._pending:
             reply, text = next(iter(self._pending.items()))
@@ -172,14 +191,15 @@ class RunView(BaseCallbackHandler):
         while self._shown_id is not None:
             self._end()
         self._section("tools")
+        self.last_text = ""
         self._results += 1
         call = self._calls.get(message.tool_call_id)
         call_text = format_call(call["name"], call["args"]) if call else message.name or "a call"
         failed = " failed" if message.status == "error" else ""
         text = message.text.strip() or "(nothing)"
         more = f"\n… ({len(text):,} characters)" if len(text) > _MAX_LENGTH else ""
-        self._show.print(f"[{self._results}] {call_text}{failed}", style="bold", soft_wrap=True)
-        self._show.print(text[:_MAX_LENGTH] + more, soft_wrap=True)
+        self._show.text("", label=f"[{self._results}] {call_text}{failed}")
+        self._show.text(text[:_MAX_LENGTH] + more)
 
 
 class LiveSteps(BaseCallbackHandler):
@@ -201,6 +221,27 @@ class LiveSteps(BaseCallbackHandler):
             " ".join(data["text"].split()),
         )
         self._show.print(line, no_wrap=True, overflow="ellipsis")
+
+
+def explain_speed(known: Sequence[tuple[AIMessage, Mapping[str, Any]]]) -> str:
+    """Say why replies have no draft steps, and which precision and draft tokens made them fast; empty: neither."""
+    reports = [report for _, report in known]
+    lines = []
+    if reports and all(report["mode"] in _WITHOUT_STEPS for report in reports):
+        # A policy without draft steps explains itself, unless all nodes have one.
+        last = ([report for report in reports if report["policy"] != "off"] or reports)[-1]
+        reason = last["speculation_disabled"] or last["mode_reason"]
+        lines.append(f"Draft steps are off here: {_WITHOUT_STEPS[last['mode']]} ({reason}).")
+    engines = reports[-1]["engines"] if reports else {}
+    precision, method = engines.get("precision", {}).get("target"), engines.get("speculation_method", "none")
+    passes = sum(report["target_forward_passes"] for report in reports)
+    tokens = sum(message.usage_metadata["output_tokens"] for message, _ in known if message.usage_metadata)
+    causes = [f"{precision} weights"] if precision == "int8" else []
+    if method != "none" and passes:
+        causes.append(f"draft tokens by {method}, {tokens / passes:.1f} tokens in a forward pass of the target")
+    if causes:
+        lines.append(f"Replies are fast by {' and '.join(causes)}.")
+    return "\n".join(lines)
 
 
 def node_table(nodes: Sequence[dict[str, Any]]) -> Table:

@@ -36,6 +36,9 @@ _COMMANDS = (
 _MODULES = {"up": "serve", "status": "serve", "down": "serve", "doctor": "models"}
 """Modules of the commands whose module has another name."""
 
+_OF_LINUX = ("fcntl", "resource")
+"""Modules of Python that Windows lacks."""
+
 CHAT_CLASS: ContextVar[Callable[..., Any] | None] = ContextVar("chat_class", default=None)
 """Replaces `ChatLookahead` in tests, by a model without engines."""
 
@@ -50,6 +53,16 @@ def _plain_errors() -> Iterator[None]:
     except _UsageError as error:
         vars(error)["message"] = plain(str(vars(error)["message"]))
         raise
+
+
+def _linux_only(command: str) -> Callable[..., None]:
+    """Return a command in place of one whose modules this system lacks."""
+
+    def refuse(arguments: Annotated[list[str] | None, typer.Argument(hidden=True)] = None) -> None:
+        raise LookaheadError(f"{command} needs Linux: use WSL 2, or engines behind a server (--base-url)")
+
+    refuse.__doc__ = "Needs Linux."
+    return refuse
 
 
 class _Commands(TyperGroup):
@@ -69,7 +82,12 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in _COMMANDS:
             return None
-        group = getattr(import_module(f"lookahead_agent.cli.{_MODULES.get(cmd_name, cmd_name)}"), cmd_name)
+        try:
+            group = getattr(import_module(f"lookahead_agent.cli.{_MODULES.get(cmd_name, cmd_name)}"), cmd_name)
+        except ModuleNotFoundError as error:
+            if error.name not in _OF_LINUX:
+                raise
+            group = _linux_only(cmd_name)
         if not isinstance(group, typer.Typer):
             wrapper = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich", add_completion=False)
             wrapper.command(cmd_name)(group)

@@ -38,11 +38,11 @@ def ask(
             typer.echo(json.dumps(result))
             return
         full: AIMessageChunk | None = None
-        pieces = PlainTextStream()
+        pieces, lines = PlainTextStream(), Terminal().word_wrap()
         for chunk in llm.stream(messages):
-            echo(pieces.feed(chunk.text), nl=False)
+            echo(lines.feed(pieces.feed(chunk.text)), nl=False)
             full = chunk if full is None else full + chunk
-        echo(pieces.end())
+        echo(lines.feed(pieces.end()) + lines.end())
         assert full is not None
         figures = full.response_metadata["lookahead"]
         tokens = full.usage_metadata["output_tokens"] if full.usage_metadata else 0

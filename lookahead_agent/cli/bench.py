@@ -10,6 +10,7 @@ import typer
 
 from lookahead_agent.agents.tool_sources import KINDS
 from lookahead_agent.bench.config import (
+    BASELINE,
     MODES,
     TASKS,
     BenchConfig,
@@ -19,17 +20,24 @@ from lookahead_agent.bench.config import (
     packaged_configs,
 )
 from lookahead_agent.bench.parity import Parity, parity
-from lookahead_agent.bench.report import Report
+from lookahead_agent.bench.report import FORMATS, BaseReport, Report, check_report_name
+from lookahead_agent.bench.row_report import RowReport
 from lookahead_agent.bench.runner import Bench
 from lookahead_agent.bench.samples import Sample, read_results
 from lookahead_agent.cli import options
 from lookahead_agent.cli.estimate import synthetic
-from lookahead_agent.cli.terminal import ProgressBars, Terminal, as_rich
+from lookahead_agent.cli.terminal import ProgressBars, Terminal, as_rich, fit
+from lookahead_agent.cost_model.synthetic import SyntheticReport, SyntheticRow
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.jsonl import RowFile
+from lookahead_agent.jsonl import Row, RowFile
 
 _WIDE = 240
+_KEYS = ("configuration", "node", "policy", "mode", "replies", "depth", "α", "version", "template", "precision")
+"""Columns that name a row of a report."""
 
+_OUTPUT = f"Also write it: {', '.join(FORMATS)}, by the suffix."
+_BASELINE = "Configuration that the others are compared with, such as 'off int8'."
+_BY = "Field by which rows of other programs are grouped. Repeatable."
 _TASKS = f"{', '.join(TASKS)}. Repeatable."
 _CONFIG = f"A TOML file, or one of: {', '.join(packaged_configs())}."
 _MODES = f"Some of {','.join(MODES)}."
@@ -70,26 +78,45 @@ bench.command()(synthetic)
 @bench.command()
 def report(
     files: Annotated[list[Path], typer.Argument(help="Results of `bench`; several are taken together.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write it as Markdown (.md).")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help=_OUTPUT)] = None,
+    baseline: Annotated[str, typer.Option(help=_BASELINE)] = BASELINE,
+    by: Annotated[list[str] | None, typer.Option(metavar="FIELD", help=_BY)] = None,
 ) -> None:
-    """Show results as tables."""
+    """Show results as tables, whose intervals are of 95 %."""
     missing = [str(file) for file in files if not file.is_file()]
     if missing:
         raise ConfigurationError(f"there is no file {', '.join(missing)}")
-    results = Report(read_results(row for file in files for row in RowFile(file).rows))
+    if output is not None:
+        check_report_name(output, FORMATS)
+    results = report_of([row for file in files for row in RowFile(file).rows], baseline, by or ())
     if output is not None:
         results.write(output)
         Terminal(stderr=True).print(f"{output}", soft_wrap=True)
-    _show(results)
+    show_report(results, Terminal(width=_WIDE))
 
 
-def _show(results: Report) -> None:
-    show = Terminal(width=_WIDE)
+def report_of(rows: Sequence[Row], baseline: str, by: Sequence[str]) -> BaseReport:
+    """Return the report of the rows of `bench`, of `bench synthetic`, or of another program."""
+    if not rows or any({"schema_version", "kind"} & row.keys() for row in rows):
+        if by:
+            raise typer.BadParameter("rows of `bench` are compared by configuration", param_hint="--by")
+        return Report(read_results(rows), baseline)
+    if baseline != BASELINE:
+        raise typer.BadParameter("only rows of `bench` have another baseline", param_hint="--baseline")
+    if not by and SyntheticRow.model_fields.keys() - {"settings", "environment"} <= rows[0].keys():
+        return SyntheticReport(rows)
+    return RowReport(rows, by)
+
+
+def show_report(results: BaseReport, show: Terminal) -> None:
+    """Print the tables of a report, each in as many parts as the terminal's width needs."""
     show.print(results.conditions())
-    for task in results.tasks:
-        show.print(f"\n{task}", style="bold")
-        for table in results.tables(task):
-            show.print(as_rich(table, no_wrap=True))
+    for title, tables in results.sections():
+        if title:
+            show.print(f"\n{title}", style="bold")
+        for part in (part for table in tables for part in fit(show, table, words=_KEYS)):
+            show.print()
+            show.print(part)
 
 
 @bench.callback()
@@ -166,7 +193,7 @@ def _measure(config: BenchConfig, out: Path) -> list[Sample]:
         )
 
     results = benchmark.run(ProgressBars(), on_sample)
-    _show(Report(results))
+    show_report(Report(results), Terminal(width=_WIDE))
     return results
 
 

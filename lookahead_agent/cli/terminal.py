@@ -1,12 +1,15 @@
 """Terminal output, with terminal sequences removed from texts of models, tools and users."""
 
 import logging
+import re
 import sys
+import textwrap
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
@@ -17,6 +20,46 @@ from lookahead_agent.plain_text import plain
 from lookahead_agent.progress import Advance
 
 WIDE = 160  # Columns of tables if the output is not a terminal
+_UNLIMITED = 10_000
+
+
+class WordWrap:
+    """Breaks the lines of a streamed text between words; a word waits for its end. None is an unlimited width."""
+
+    def __init__(self, width: int | None) -> None:
+        self._width = width
+        self._column = 0
+        self._spaces = self._word = ""  # not yet returned
+
+    def feed(self, text: str) -> str:
+        """Return what may be printed now."""
+        if self._width is None:
+            return text
+        parts = []
+        for part in re.findall(r"\n|[^\S\n]+|\S+", text):
+            if part == "\n":
+                parts += [self._complete_word(), "\n"]
+                self._column, self._spaces = 0, ""
+            elif part.isspace():
+                parts.append(self._complete_word())
+                self._spaces += part
+            else:
+                self._word += part
+        return "".join(parts)
+
+    def end(self) -> str:
+        """Return the remaining word."""
+        return self._complete_word()
+
+    def _complete_word(self) -> str:
+        if not self._word:
+            return ""
+        word, spaces, self._word, self._spaces = self._word, self._spaces, "", ""
+        if self._column and self._column + cell_len(spaces + word) > (self._width or 0):
+            self._column = cell_len(word)
+            return f"\n{word}"
+        self._column += cell_len(spaces + word)
+        return spaces + word
 
 
 class Terminal(Console):
@@ -36,14 +79,24 @@ class Terminal(Console):
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(plain(segment.text), segment.style)
 
+    def text(self, text: str, *, label: str = "", style: str = "bold") -> None:
+        """Print a text after a label in a style; on a terminal, long lines break between words."""
+        wrap = self.word_wrap()
+        shown = Text(wrap.feed(plain(label + text)) + wrap.end())
+        shown.stylize(style, 0, len(label))
+        self.print(shown, soft_wrap=True)
+
+    def word_wrap(self) -> WordWrap:
+        """Return what breaks the lines of a streamed text between words, if this is a terminal."""
+        return WordWrap(self.width if self.is_terminal else None)
+
     def heading(self, title: str) -> None:
         """Print the title of a section."""
         self.rule(Text(title, "bold"), align="left")
 
     def error(self, message: object) -> None:
         """Print an error message."""
-        self.print("Error:", style="red", end="")
-        self.print(f" {message}", soft_wrap=True)
+        self.text(f" {message}", label="Error:", style="red")
 
 
 def as_rich(
@@ -59,6 +112,45 @@ def as_rich(
     for row in rows:
         built.add_row(*row)
     return built
+
+
+def fit(
+    terminal: Terminal, table: tuple[Sequence[str], Sequence[Sequence[str]]], *, words: Collection[str] = ()
+) -> list[Table]:
+    """Build tables that fit the terminal's width: the leading columns of `words` are in each, the others in turns."""
+    headings, rows = table
+    columns = [[heading, *(row[number] for row in rows)] for number, heading in enumerate(headings)]
+    leading = next(
+        (number for number, heading in enumerate(headings) if number and heading not in words), len(headings)
+    )
+
+    def build(chosen: Sequence[int], *, no_wrap: bool = True) -> Table:
+        shown = [_wrap_heading(columns[number]) for number in chosen]
+        cells = [[column[place] for column in shown] for place in range(len(rows) + 1)]
+        # A wrapped heading is no longer one of `words`.
+        left = [cells[0][place] for place, number in enumerate(chosen) if headings[number] in words]
+        return as_rich((cells[0], cells[1:]), words=left, no_wrap=no_wrap)
+
+    def fits(chosen: Sequence[int]) -> bool:
+        # A measure is at most the width of its options.
+        unlimited = terminal.options.update(max_width=_UNLIMITED)
+        return terminal.measure(build(chosen), options=unlimited).maximum <= terminal.width
+
+    keys, remaining, built = list(range(leading)), list(range(leading, len(headings))), list[Table]()
+    while remaining or not built:
+        count = len(remaining)
+        while count > 1 and not fits(keys + remaining[:count]):
+            count -= 1
+        chosen, remaining = keys + remaining[:count], remaining[count:]
+        built.append(build(chosen, no_wrap=fits(chosen)))
+    return built
+
+
+def _wrap_heading(column: Sequence[str]) -> list[str]:
+    """Break a column's heading between words, so that it is no wider than its cells or its longest word."""
+    heading, *cells = column
+    width = max([*map(len, cells), *map(len, heading.split()), 1])
+    return ["\n".join(textwrap.wrap(heading, width)), *cells]
 
 
 def echo(text: object, *, nl: bool = True) -> None:

@@ -4,20 +4,20 @@ Steps end after a fixed number of tokens. The verifier draws whether it accepts 
 tokens. So α and α₂ are exact, and the results comparable with theory. All replies have the same length.
 """
 
-import io
 import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
-from lookahead_agent.bench.report import Table, as_markdown, check_report_name, machine_of, versions_of
+from lookahead_agent.bench.pictures import Bar, Panel, new_figure, save
+from lookahead_agent.bench.report import BaseReport, Table, as_markdown, check_report_name, machine_of, versions_of
 from lookahead_agent.cost_model.costs import MachineCosts
 from lookahead_agent.cost_model.estimator import LOOKAHEAD, Acceptance, ModeName, predicted_speed
-from lookahead_agent.errors import extra_imports
+from lookahead_agent.errors import ConfigurationError, validation_message
 from lookahead_agent.models.cache import writable, write_atomically
 
 Speculation = Literal["none", "draft_model", "shared_draft"]  # how a target's engine speculates on tokens
@@ -198,19 +198,81 @@ def result_table(measured: Sequence[SyntheticResult]) -> Table:
     return headings, rows
 
 
+class SyntheticReport(BaseReport):
+    """The report of rows of the benchmark; rows of several variants have a table each.
+
+    Raises ConfigurationError if a row is invalid, or no configuration ran beside the target alone.
+    """
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        by_variant: dict[str, list[SyntheticRow]] = {}
+        for number, row in enumerate(rows, 1):
+            try:
+                by_variant.setdefault(str(row.get("variant", "")), []).append(SyntheticRow.model_validate(row))
+            except ValidationError as error:
+                raise ConfigurationError(f"row {number} is invalid: {validation_message(error)}") from error
+        self._first = next(iter(by_variant.values()))[0]
+        settings = SyntheticSettings.model_validate(self._first.settings)
+        self._results = {name: list(results(known, settings, None)) for name, known in by_variant.items()}
+        if not any(self._results.values()):
+            raise ConfigurationError("the rows have no configuration beside the target alone")
+
+    def conditions(self) -> str:
+        """Describe models, machine and versions."""
+        return _conditions(self._first)
+
+    def sections(self) -> list[tuple[str, list[Table]]]:
+        """Return the table of each variant."""
+        return [(name, [result_table(measured)]) for name, measured in self._results.items()]
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the figures of each configuration."""
+        return [
+            # The acceptance rate that was drawn has its own name beside the probability.
+            {"variant": name} | asdict(result.config) | {"drawn": result.alpha} | _without(result, "config", "alpha")
+            for name, measured in self._results.items()
+            for result in measured
+        ]
+
+    def panels(self) -> list[Panel]:
+        """Return a panel of speeds for each variant."""
+        return [
+            Panel(f"{name}: speed against off".removeprefix(": "), [_bar(result) for result in measured])
+            for name, measured in self._results.items()
+            if measured
+        ]
+
+
+def _without(result: SyntheticResult, *names: str) -> dict[str, Any]:
+    return {name: value for name, value in vars(result).items() if name not in names}
+
+
+def _bar(result: SyntheticResult) -> Bar:
+    shape = f" depth {result.config.depth} α {result.config.alpha:g}" if result.config.depth else ""
+    label = f"{result.config.mode}{shape}" + (f" × {result.config.replies}" if result.config.replies > 1 else "")
+    return Bar(label, result.speed, result.least, result.most)
+
+
+def _conditions(row: SyntheticRow) -> str:
+    """Describe models, machine, versions and settings of a row."""
+    settings, environment = row.settings, row.environment
+    names = settings["models"]
+    return (
+        f"{names['target']} with {names['draft']}; {machine_of(environment)}; {versions_of(environment)}. "
+        f"Replies of {settings['steps']} steps of "
+        f"{settings['step_tokens']} tokens; draft tokens are accepted with probability {settings['token_alpha']:g}, "
+        f"{settings['draft_tokens']} for a pass. Speed is of the tokens after the first, against the target alone."
+    )
+
+
 def write_synthetic_report(
     file: Path, rows: Sequence[SyntheticRow], measured: Sequence[SyntheticResult], costs: MachineCosts | None
 ) -> None:
     """Write a Markdown report, with a picture beside it; `costs` are None if they were not measured."""
     check_report_name(file)
-    settings, environment = rows[0].settings, rows[0].environment
-    names = settings["models"]
-    where = f"{machine_of(environment)}; {versions_of(environment)}"
     parts = [
         f"# Synthetic benchmark: {file.stem}\n",
-        f"{names['target']} with {names['draft']}; {where}. Replies of {settings['steps']} steps of "
-        f"{settings['step_tokens']} tokens; draft tokens are accepted with probability {settings['token_alpha']:g}, "
-        f"{settings['draft_tokens']} for a pass. Speed is of the tokens after the first, against the target alone.\n",
+        f"{_conditions(rows[0])}\n",
         as_markdown(result_table(measured)),
     ]
     if costs is not None:
@@ -225,13 +287,10 @@ def write_synthetic_report(
         write_atomically(file, "\n".join(parts))
 
 
-def _picture(measured: Sequence[SyntheticResult]) -> str:
+def _picture(measured: Sequence[SyntheticResult]) -> bytes:
     """Plot speed by depth as an SVG element, identical for identical results."""
     panels = list(dict.fromkeys((point.config.mode, point.config.replies) for point in measured if point.config.depth))
-    with extra_imports("pictures need Matplotlib: pip install 'lookahead-agent[bench]'"):
-        import matplotlib
-        from matplotlib.figure import Figure
-    figure = Figure(figsize=(3.6 * len(panels), 3.4), layout="constrained")
+    figure = new_figure((3.6 * len(panels), 3.4))
     columns = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     for (mode, replies), axes in zip(panels, columns, strict=True):
         group = [point for point in measured if (point.config.mode, point.config.replies) == (mode, replies)]
@@ -249,8 +308,4 @@ def _picture(measured: Sequence[SyntheticResult]) -> str:
         axes.set(title=f"{mode}{suffix}", xlabel="steps ahead", xticks=sorted({point.config.depth for point in group}))
         axes.legend(frameon=False, fontsize=8)
     columns[0].set_ylabel("speed against the target alone")
-    file = io.StringIO()
-    # Text stays text, which is smaller than outlines and searchable.
-    with matplotlib.rc_context({"svg.hashsalt": "lookahead-agent", "svg.fonttype": "none"}):
-        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None}, bbox_inches="tight")
-    return file.getvalue()[file.getvalue().index("<svg") :]
+    return save(figure, ".svg")

@@ -103,5 +103,6 @@ class EnginePool:
 
 
 POOL = EnginePool()
-os.register_at_fork(after_in_child=POOL.reset_after_fork)
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=POOL.reset_after_fork)
 atexit.register(POOL.close)

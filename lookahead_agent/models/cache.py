@@ -255,10 +255,10 @@ def writable(file: Path) -> Iterator[None]:
         raise ConfigurationError(f"{file} cannot be written: {error.strerror or error}") from error
 
 
-def write_atomically(file: Path, text: str) -> None:
-    """Write a text file completely or not at all; a device or a pipe is written to directly."""
+def write_atomically(file: Path, text: str | bytes) -> None:
+    """Write a text or bytes to a file completely or not at all; a device or a pipe is written to directly."""
     file = Path(os.path.realpath(file))  # a link stays a link
-    content = text.encode(errors="backslashreplace")
+    content = text if isinstance(text, bytes) else text.encode(errors="backslashreplace")
     if file.exists() and not file.is_file():
         file.write_bytes(content)
         return

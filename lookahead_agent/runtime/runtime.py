@@ -322,4 +322,5 @@ def _reset_after_fork() -> None:
         runtime.reset_after_fork()
 
 
-os.register_at_fork(after_in_child=_reset_after_fork)
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_reset_after_fork)

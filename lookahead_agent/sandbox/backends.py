@@ -5,7 +5,6 @@ import importlib.metadata
 import json
 import math
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -290,6 +289,8 @@ def _bubblewrap(readable: Sequence[str]) -> list[str]:
 def _threads(isolation: Isolation) -> int:
     """Return the thread limit of the user who runs the code, because the kernel counts threads by user."""
     if isolation == "none":
+        import resource  # Windows has none
+
         return resource.getrlimit(resource.RLIMIT_NPROC)[1]
     if isolation != "landlock" or os.geteuid() == 0:
         return _MAX_THREADS  # the code has a user of its own

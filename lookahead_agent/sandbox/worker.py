@@ -12,7 +12,6 @@ import json
 import math
 import os
 import re
-import resource
 import struct
 import sys
 import textwrap
@@ -34,7 +33,10 @@ CO_COROUTINE = 0x80  # As in `inspect`, whose import takes long: code with an `a
 LANGUAGES = ("python", "python3", "py", "py3", "ipython", "tool_code")
 FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*\{?[ \t]*([\w+-]*)[^`]*$")
 
-libc = ctypes.CDLL(None, use_errno=True)
+if hasattr(os, "fork"):  # Windows has none of the sandboxes
+    import resource
+
+    libc = ctypes.CDLL(None, use_errno=True)
 
 
 def call(name: str, *arguments: object) -> None:

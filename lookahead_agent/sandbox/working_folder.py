@@ -30,9 +30,10 @@ _MAX_COPIES = 2_000
 _PAGE = 4096
 # Bytes of a line of the report: a name of `_MAX_NAME_LENGTH` characters as JSON escapes, and its size.
 _MAX_LINE = 12 * _MAX_NAME_LENGTH + 100
-_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Without O_NONBLOCK, opening a FIFO would wait for a process at its other end.
-_FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+if hasattr(os, "O_DIRECTORY"):  # Windows opens no file relative to a folder
+    _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    # Without O_NONBLOCK, opening a FIFO would wait for a process at its other end.
+    _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 @contextmanager

@@ -8,11 +8,18 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
-from langchain_core.messages import AIMessageChunk, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
 from langgraph.checkpoint.memory import InMemorySaver
 
 from lookahead_agent.agents.middleware import standard_middleware
-from lookahead_agent.cli.agent_run import ApprovalNeededError, RunResult, RunView, node_table, run_graph
+from lookahead_agent.cli.agent_run import (
+    ApprovalNeededError,
+    RunResult,
+    RunView,
+    explain_speed,
+    node_table,
+    run_graph,
+)
 from lookahead_agent.cli.terminal import Terminal
 from lookahead_agent.testing import scripted_chat, scripted_replies
 from tools.calculator import calculator
@@ -114,6 +121,39 @@ def test_escape_sequences_in_replies_are_removed() -> None:
     run(agent_of(CALL, "It is \x1b[2J\x1b]0;x\x0718[/bold]."), screen=screen)
     assert "\x1b" not in screen.file.getvalue()
     assert screen.lines[-1] == "It is 18[/bold]."
+
+
+def report(mode: str, policy: str = "balanced", **changes: Any) -> tuple[AIMessage, dict[str, Any]]:
+    usage: Any = {"input_tokens": 1, "output_tokens": 30, "total_tokens": 31}
+    engines = {"speculation_method": "draft_model", "precision": {"target": "int8"}}
+    fields = {"mode": mode, "policy": policy, "mode_reason": f"of {policy}", "speculation_disabled": None}
+    return AIMessage("", usage_metadata=usage), fields | {"engines": engines, "target_forward_passes": 15} | changes
+
+
+@pytest.mark.parametrize(
+    ("replies", "lines"),
+    [
+        ([], [""]),
+        ([report("lr", engines={})], [""]),
+        (
+            [report("lr+sd"), report("sd", "off")],
+            ["Replies are fast by int8 weights and draft tokens by draft_model, 2.0"],
+        ),
+        (
+            [report("sd"), report("sd", "off")],
+            ["Draft steps are off here: the target takes draft tokens instead (of balanced).", "Replies are fast by"],
+        ),
+        (
+            [report("off", speculation_disabled="no judge", engines={"precision": {"target": "bf16"}})],
+            ["Draft steps are off here: the target writes alone (no judge)."],
+        ),
+        ([report("off", "off", engines={})], ["Draft steps are off here: the target writes alone (of off)."]),
+    ],
+)
+def test_run_says_why_it_has_no_draft_steps_and_what_made_it_fast(replies: list[Any], lines: list[str]) -> None:
+    shown = explain_speed(replies).split("\n")
+    assert len(shown) == len(lines)
+    assert all(line.startswith(expected) for line, expected in zip(shown, lines, strict=True)), shown
 
 
 def test_node_table_fits_80_columns() -> None:

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import csv
+import dataclasses
+import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import typer
 
 from lookahead_agent.bench.config import MODES
 from lookahead_agent.bench.report import Report
-from lookahead_agent.bench.samples import SCHEMA, CallRecord, Sample, environment, read_results
-from lookahead_agent.bench.summary import Estimate, estimate, mean_difference, median_ratio, summarize
+from lookahead_agent.bench.row_report import RowReport
+from lookahead_agent.bench.samples import SCHEMA, CallRecord, Sample, ToolRecord, environment, read_results
+from lookahead_agent.bench.summary import (
+    ConfigurationSummary,
+    Estimate,
+    estimate,
+    mean_difference,
+    median_ratio,
+    summarize,
+)
+from lookahead_agent.cli.bench import report_of, show_report
+from lookahead_agent.cli.terminal import Terminal
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.jsonl import RowFile
 
@@ -130,16 +145,72 @@ def test_bootstrap_resamples_pairs_together() -> None:
     assert estimate(mean_difference, seconds, seconds) == Estimate(0.0, 0.0, 0.0)
 
 
-@pytest.mark.parametrize("file", sorted(MEASUREMENTS.glob("*-gsm8k-*.jsonl.xz")), ids=lambda file: file.stem)
-def test_published_results_are_readable(file: Path) -> None:
-    results = read_results(RowFile(file).rows)
-    report = Report(results)
-    off = report.configurations[0]
-    assert off.mode == "off"
-    assert off.accuracy is not None
-    assert all(configuration.speedup for configuration in report.configurations if configuration.mode != "off")
-    assert {configuration.mode for configuration in report.configurations} <= set(MODES)
-    assert report.tables("questions")
+@pytest.mark.parametrize("file", sorted(MEASUREMENTS.glob("*.jsonl.xz")), ids=lambda file: file.stem)
+def test_published_results_have_a_report_of_80_columns(file: Path) -> None:
+    screen = io.StringIO()
+    report = report_of(RowFile(file).rows, "off", ())
+    show_report(report, Terminal(file=screen, width=80))
+    lines = screen.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    words = set(screen.getvalue().replace(" ", "\n").split())
+    for _, tables in report.sections():
+        for headings, rows in tables:
+            cells = [cell for row in (headings, *rows) for cell in row]
+            assert set(" ".join(cells).split()) <= words, "no word is broken or left out"
+    assert report.records()
+    assert all(panel.bars for panel in report.panels())
+    if isinstance(report, Report) and "gsm8k" in file.stem:
+        off = report.configurations[0]
+        assert off.mode == "off"
+        assert off.accuracy is not None
+        assert all(configuration.speedup for configuration in report.configurations if configuration.mode != "off")
+        assert {configuration.mode for configuration in report.configurations} <= set(MODES)
+
+
+def test_rows_of_other_programs_are_grouped(tmp_path: Path) -> None:
+    rows = [{"template": name, "right": right, "int8": {"seconds": 2.0}} for name, right in (("a", True), ("a", False))]
+    record = {"template": "a", "rows": 2, "right": 1, "int8.seconds, median": 2.0, "int8.seconds, sum": 4.0}
+    assert report_of(rows, "off", ()).records() == [record]
+    assert [record["rows"] for record in RowReport(rows, ["right"]).records()] == [1, 1]
+    with pytest.raises(ConfigurationError, match="no row has the field colour: choose of template, right"):
+        RowReport(rows, ["colour"])
+    with pytest.raises(ConfigurationError, match="no results of a benchmark"):
+        RowReport([{"id": "x"}])
+    for option, arguments in (("--by", ("off", ["mode"])), ("--baseline", ("sd", []))):
+        with pytest.raises(typer.BadParameter) as error:
+            report_of([sample("off", 0, 1.0).model_dump()] if option == "--by" else rows, *arguments)
+        assert error.value.param_hint == option
+
+
+@pytest.mark.parametrize("file", ["shared-draft-vnni-gsm8k-12", "gpu-h100-8b-mps-shares", "agent-tasks-13"])
+def test_report_of_each_kind_is_written_in_each_format(file: str, tmp_path: Path) -> None:
+    report = report_of(RowFile(MEASUREMENTS / f"{file}.jsonl.xz").rows, "off", ())
+    for suffix, beginning in ((".md", b"# Benchmark: r\n"), (".svg", b"<svg"), (".png", b"\x89PNG")):
+        report.write(tmp_path / f"r{suffix}")
+        assert (tmp_path / f"r{suffix}").read_bytes().startswith(beginning)
+    report.write(tmp_path / "r.csv")
+    with (tmp_path / "r.csv").open(newline="", encoding="utf-8") as written:
+        rows = list(csv.DictReader(written))
+    assert rows == [
+        {name: "" if value is None else str(value) for name, value in record.items()} for record in report.records()
+    ]
+    with pytest.raises(ConfigurationError, match=r"r\.pdf: a report is a \.md or \.csv or \.svg or \.png file"):
+        report.write(tmp_path / "r.pdf")
+
+
+def test_reference_page_has_every_field_of_a_row() -> None:
+    text = (MEASUREMENTS.parent / "reference" / "bench-rows.md").read_text(encoding="utf-8")
+    tables = [re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) for section in text.split("\n## ")[1:]]
+    summary = [field.name for field in dataclasses.fields(ConfigurationSummary)]
+    assert tables == [[*Sample.model_fields], [*CallRecord.model_fields], [*ToolRecord.model_fields], summary]
+
+
+def test_speeds_are_against_the_named_baseline() -> None:
+    samples = off_and_lr()
+    off = Report(samples, "lr").configurations[1]
+    assert (off.configuration, off.speedup) == ("off", Estimate(0.5, 0.5, 0.5))
+    with pytest.raises(ConfigurationError, match="no sample has the configuration 'sd': choose of off, lr"):
+        Report(samples, "sd")
 
 
 def test_repeated_samples_of_a_problem_do_not_narrow_the_intervals() -> None:
@@ -152,17 +223,52 @@ def test_repeated_samples_of_a_problem_do_not_narrow_the_intervals() -> None:
 
 
 def test_published_results_give_the_documented_numbers() -> None:
-    configurations = {
-        configuration.configuration: configuration
-        for configuration in Report(
-            read_results(RowFile(MEASUREMENTS / "verifiers-gsm8k-30.jsonl.xz").rows)
-        ).configurations
-    }
-    assert configurations["off"].accuracy is not None
-    assert configurations["off"].accuracy.value == pytest.approx(23 / 30)
-    assert configurations["lr exact"].same_tokens == 26
-    assert configurations["lr exact"].speedup is not None
-    assert configurations["lr exact"].speedup.value == pytest.approx(0.58, abs=0.01)
+    """The pages' speeds, differences and intervals are those that `bench report` prints."""
+    documented = [
+        ("README.md", "default-vnni-fast-memory-gsm8k-30", "off", "auto", "**2.52** (2.33 to 2.57)"),
+        ("README.md", "default-vnni-fast-memory-gsm8k-30", "off int8", "auto", "**1.39** (1.36 to 1.43)"),
+        ("README.md", "default-gsm8k-21", "off", "auto", "**2.47** (2.29 to 2.54)"),
+        ("README.md", "load-8-vnni-gsm8k-48", "off", "auto", "0.99 (0.98 to 0.99)"),
+        ("README.md", "configurations-vnni-gsm8k-24", "off", "lr balanced", "0.71 (0.65 to 0.76)"),
+        ("README.md", "peers-18", "off", "auto", "1.20 (1.08 to 1.25)"),
+        ("docs/results/cpu.md", "default-vnni-slow-memory-gsm8k-30", "off", "auto", "**3.01** (2.92 to 3.12)"),
+        ("docs/results/cpu.md", "default-vnni-slow-memory-gsm8k-30", "off int8", "auto", "**1.30** (1.24 to 1.37)"),
+        ("docs/results/cpu.md", "sampled-vnni-gsm8k-30", "off", "auto", "**2.25** (2.17 to 2.31)"),
+        ("docs/results/cpu.md", "sampled-vnni-gsm8k-30", "off int8", "auto", "**1.31** (1.28 to 1.34)"),
+        ("docs/results/cpu.md", "sampled-top-vnni-gsm8k-24", "off int8", "auto", "**1.29** (1.27 to 1.39)"),
+        ("docs/results/cpu.md", "load-4-vnni-gsm8k-32", "off", "auto", "**1.16** (1.14 to 1.18)"),
+        ("docs/results/cpu.md", "load-16-vnni-gsm8k-32", "off", "auto", "**1.08** (1.04 to 1.11)"),
+        ("docs/results/cpu.md", "configurations-vnni-gsm8k-24", "off", "auto", "**1.31** (1.29 to 1.35)"),
+        ("docs/results/cpu.md", "configurations-vnni-gsm8k-24", "off", "sd", "1.28 (1.20 to 1.30)"),
+        ("docs/results/cpu.md", "configurations-vnni-gsm8k-24", "off", "shared_draft", "1.09 (1.05 to 1.13)"),
+        (
+            "docs/results/cpu.md", "configurations-vnni-gsm8k-24", "lr balanced", "lr+shared_draft balanced",
+            "1.39 times as fast (1.34 to 1.47)",
+        ),
+        ("docs/results/cpu.md", "shared-draft-vnni-gsm8k-30", "off int8", "auto", "1.08 (1.05 to 1.12)"),
+        ("docs/results/cpu.md", "shared-draft-vnni-gsm8k-12", "off", "auto", "1.89 (1.56 to 1.98)"),
+        ("docs/results/verifiers.md", "risk-gsm8k-250", "off", "lr risk=0.02 depth=1", "0.41 (0.39 to 0.42)"),
+        ("docs/results/verifiers.md", "risk-gsm8k-250", "off", "lr risk=0.02 depth=1", "+2.4 (−1.2 to +6.0)"),
+        ("docs/results/verifiers.md", "risk-gsm8k-250", "off", "lr risk=0.05 depth=1", "0.55 (0.54 to 0.56)"),
+        ("docs/results/verifiers.md", "risk-gsm8k-250", "off", "lr risk=0.1 depth=1", "−14.4 (−21.6 to −8.0)"),
+        ("docs/results/verifiers.md", "risk-gsm8k-250", "lr random depth=1", "lr risk=0.02 depth=1", "+5.6 to +16.0"),
+        ("docs/results/verifiers.md", "verifiers-gsm8k-30", "off", "lr exact", "0.58"),
+    ]  # fmt: skip
+    root, reports = MEASUREMENTS.parents[1], dict[tuple[str, str], Report]()
+    for page, file, baseline, configuration, text in documented:
+        assert text in (root / page).read_text(encoding="utf-8")
+        if (file, baseline) not in reports:
+            rows = RowFile(MEASUREMENTS / f"{file}.jsonl.xz").rows
+            reports[file, baseline] = Report(read_results(rows), baseline)
+        report = reports[file, baseline]
+        (row, *_) = [
+            dict(zip(table[0], row, strict=True))
+            for table in (report.tables(task)[0] for task in report.tasks)
+            for row in table[1]
+            if row[0] == configuration
+        ]
+        printed = " ".join(row.values()).replace("times as fast ", "")
+        assert text.replace("*", "").replace("−", "-").replace("times as fast ", "") in printed, printed
 
 
 @pytest.mark.parametrize(
@@ -199,7 +305,7 @@ def test_report_is_a_markdown_file_with_escaped_names(tmp_path: Path) -> None:
     text = (tmp_path / "deep" / "r.md").read_text(encoding="utf-8")
     assert "2.00 (2.00 to 2.00)" in text
     assert r"| lr | \<script>" in text
-    with pytest.raises(ConfigurationError, match=r"a report is a \.md file"):
+    with pytest.raises(ConfigurationError, match=r"a report is a \.md or"):
         report.write(tmp_path / "r.pdf")
 
 

@@ -85,7 +85,7 @@ def test_agent_without_a_question_runs_the_example(workdir: Path, capsys: pytest
         "[1] sql(statement=\"SELECT SUM(amount) FROM sales WHERE city = 'Porto'\")", "701.3",
         '[2] calculator(expression="701.3 * 1.19")', "834.547", "finisher",
     ]  # fmt: skip
-    assert "Answer: It is 834.55 euros." in lines
+    assert lines[10:12] == ["It is 834.55 euros.", ""], "the answer is printed once"
 
 
 def test_json_output_is_one_object_with_the_conversation(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:

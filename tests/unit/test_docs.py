@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import lookahead_agent
+from lookahead_agent.hardware.diagnostics import _EXTRAS
 from tests.unit.chat import scripted_chat
 from tests.unit.serving import serving
 
@@ -58,6 +64,66 @@ def test_files_named_in_a_page_exist(page: str) -> None:
     named = set(re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.(?:py|sh|ipynb))`", text))
     roots = [ROOT, ROOT / "lookahead_agent", ROOT / "tests"]
     assert [file for file in sorted(named) if not any((root / file).is_file() for root in roots)] == []
+
+
+def _extras() -> dict[str, list[str]]:
+    """Return the extras of the package, with the distributions of each."""
+    written = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    return {extra: [canonicalize_name(Requirement(line).name) for line in lines] for extra, lines in written.items()}
+
+
+def test_extras_named_in_pages_and_messages_exist_and_every_extra_is_in_the_readme() -> None:
+    folders = ("docs", "examples", "graphs", "lookahead_agent", "tools")
+    texts = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in (".md", ".py", ".txt")]
+    named: dict[str, set[str]] = {}
+    for path in (*texts, ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
+        for extras in re.findall(r"lookahead-agent\[([a-z,]+)\]", path.read_text(encoding="utf-8")):
+            for extra in extras.split(","):
+                named.setdefault(extra, set()).add(str(path.relative_to(ROOT)))
+    assert {extra: files for extra, files in named.items() if extra not in _extras()} == {}
+    documented = set(re.findall(r"`([a-z]+)`", "".join(re.findall(r"^\| (`[a-z`, ]+`) \|", _install(), re.MULTILINE))))
+    assert documented == _extras().keys() - {"dev"}
+    assert _EXTRAS.keys() == documented - {"cpu", "gpu"}, "`doctor` checks every extra"
+
+
+def _install() -> str:
+    return (ROOT / "README.md").read_text(encoding="utf-8").partition("## Install")[2].partition("\n## ")[0]
+
+
+def test_message_about_a_missing_package_names_an_extra_that_has_it() -> None:
+    checked = 0
+    distributions = packages_distributions()
+    for path in (ROOT / "lookahead_agent").rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        texts = {  # of variables
+            target.id: ast.unparse(node.value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        for node in ast.walk(tree):
+            if not (isinstance(node, ast.With) and "extra_imports(" in ast.unparse(node.items[0].context_expr)):
+                continue
+            (argument,) = node.items[0].context_expr.args  # type: ignore[attr-defined]
+            message = texts.get(argument.id, "") if isinstance(argument, ast.Name) else ast.unparse(argument)
+            found = re.findall(r"\[([a-z]+)\]", message)
+            assert found, f"{path}: {message} names no extra"
+            providers: set[str] = set()
+            for statement in node.body:
+                match statement:
+                    case ast.ImportFrom(module=str(module)):
+                        modules = [module]
+                    case ast.Import(names=names):
+                        modules = [name.name for name in names]
+                    case _:
+                        continue
+                for module in modules:
+                    providers.update(map(canonicalize_name, distributions.get(module.partition(".")[0], [])))
+            own = providers == {"lookahead-agent"}  # a module of the library, which imports the package
+            assert own or all(providers & {*_extras()[extra]} for extra in found), f"{path}: {message}"
+            checked += 1
+    assert checked >= 5
 
 
 def test_contributing_lists_the_packages_in_import_order() -> None:

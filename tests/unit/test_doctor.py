@@ -75,6 +75,35 @@ def test_missing_requirements_have_a_command_as_fix(machine: Callable[..., Machi
     assert check_named("Sandbox", machine(sandbox=no_sandbox)).fix == "apt-get install bubblewrap"
 
 
+@pytest.mark.parametrize(
+    ("torch", "companions", "on_cpu", "fix"),
+    [
+        ("2.13.0+cpu", {}, True, None),
+        ("2.13.0+cpu", {"torchvision": "0.28.0+cpu", "torchaudio": "2.13+cpu", "torchcodec": "0.14.0+cpu"}, True, None),
+        ("2.13.0", {"torchvision": "0.28.0"}, True, None),  # a Mac, whose wheels have no suffix
+        ("2.13.0+cu130", {"torchvision": "0.28.0"}, False, None),
+        ("2.13.0+cpu", {"torchvision": "0.28.0"}, True, "pip uninstall -y torchvision"),
+        ("2.13.0+cpu", {"torchaudio": "2.13.0", "torchcodec": "0.14.0+cpu"}, True, "pip uninstall -y torchaudio"),
+        ("2.13.0+cpu", {"torchcodec": "0.14.0+cu130"}, True, "pip uninstall -y torchcodec"),
+        (
+            "2.13.0+cpu", {"torchvision": "0.28.0", "torchaudio": "2.13.0", "torchcodec": "0.14.0"}, True,
+            "pip uninstall -y torchvision torchaudio torchcodec",
+        ),
+        ("2.13.0+cu130", {}, True, "pip install --force-reinstall --no-deps torch==2.13.0 --index-url"),
+    ],
+)  # fmt: skip
+def test_cuda_builds_beside_vllm_for_cpus_have_a_fix(
+    torch: str, companions: dict[str, str], on_cpu: bool, fix: str | None, machine: Callable[..., Machine]
+) -> None:
+    builds = {"torchvision": None, "torchaudio": None, "torchcodec": None, "torch": torch} | companions
+    here = machine(version_of=lambda name: builds.get(name, "1.0"), runs_on_cpu=lambda: on_cpu)
+    check = check_named("vLLM", here)
+    assert check.state == ("ok" if fix is None else "missing")
+    assert str(check.fix).startswith(str(fix))
+    assert all(version in check.found for version in companions.values()) or fix is None or "+cpu" in str(builds)
+    assert CliRunner().invoke(app, ["doctor"], obj=here).exit_code == (0 if fix is None else 1)
+
+
 def test_occupied_memory_is_optional_and_too_little_memory_is_missing(machine: Callable[..., Machine]) -> None:
     assert check_named("Memory", machine(free=1, total=24)).state == "optional"
     small = check_named("Memory", machine(free=1, total=2))

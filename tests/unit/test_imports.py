@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import json
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,6 +23,7 @@ import pytest
 import lookahead_agent
 from lookahead_agent.engines import background
 from lookahead_agent.testing import scripted_chat
+from tests.unit.fake_vllm import tokenizer_in
 
 PACKAGE = Path(lookahead_agent.__file__).parent
 ProfileFunction = Callable[[FrameType, str, Any], None]
@@ -39,6 +43,106 @@ def test_importing_the_package_loads_no_heavy_dependency() -> None:
     heavy = ["numba", "torch", "matplotlib", "vllm", "transformers", "langchain_core"]
     assert _loaded("import lookahead_agent", heavy) == []
     assert _loaded("from lookahead_agent import ChatLookahead", ["numba", "torch", "matplotlib", "vllm"]) == []
+
+
+WINDOWS = """
+import importlib, multiprocessing, os, pkgutil, signal, socket, subprocess, sys
+# Packages of others choose their own code by the system: import them before the functions are gone.
+import filelock, httpx, huggingface_hub, langchain.agents, langgraph.graph, langgraph.checkpoint.sqlite, mcp, psutil
+import mcp.client.stdio, numpy, platformdirs.unix, rich.progress, tokenizers, typer
+from transformers import AutoTokenizer
+
+lacking = {
+    os: "fork forkpty geteuid getgid getuid killpg memfd_create mkfifo pidfd_open register_at_fork sched_getaffinity "
+    "setgroups setsid uname WTERMSIG O_CLOEXEC O_DIRECTORY O_NOCTTY O_NOFOLLOW O_NONBLOCK O_PATH",
+    signal: "SIGALRM SIGCHLD SIGHUP SIGKILL SIGQUIT SIGUSR1 SIGUSR2 alarm pthread_sigmask setitimer",
+    socket: "AF_UNIX SO_PEERCRED recv_fds send_fds",
+}
+unix = socket.AF_UNIX
+for module, names in lacking.items():
+    for name in names.split():
+        delattr(module, name)
+for name in ("fcntl", "grp", "pwd", "resource", "termios"):
+    sys.modules[name] = None
+
+# This module must drop its own use of `register_at_fork` first.
+os.register_at_fork = lambda **_: None
+import lookahead_agent.engines.processes
+del os.register_at_fork
+# Programs of their own, what torch or vLLM imports, and the daemon, which needs Unix sockets.
+LINUX = ("cpu", "models.int8_folder", "server.daemon", "server.uvicorn_server")
+failed = []
+def load(package):
+    for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+        name = module.name.removeprefix("lookahead_agent.")
+        if name.startswith(LINUX) or name.endswith(("worker", "worker_main", "cli.serve", "_templates")):
+            continue
+        try:
+            loaded = importlib.import_module(module.name)
+        except Exception as error:
+            failed.append(f"{module.name}: {error!r}")
+        else:
+            if module.ispkg:
+                load(loaded)
+load(lookahead_agent)
+assert not failed, failed
+from lookahead_agent.cli.app import run_command
+assert run_command(["--help"]) == 0
+assert run_command(["up"]) == 1
+from lookahead_agent import ChatLookahead
+socket.AF_UNIX = unix  # asyncio's loop of Linux needs it
+model = ChatLookahead(model="model", base_url=sys.argv[1] + "/v1", api_key="k", tokenizer=sys.argv[2], policy="off")
+print(model.invoke("What is 2 + 2?").text)
+"""
+"""Imports the library and uses an engine behind a server, without what Python lacks on Windows."""
+
+
+@contextmanager
+def _completions(text: str) -> Iterator[str]:
+    """Run a server of OpenAI's API whose every completion is this text, and yield its address."""
+
+    class Completions(BaseHTTPRequestHandler):
+        def _send(self, media: str, content: str) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", media)
+            self.end_headers()
+            self.wfile.write(content.encode())
+
+        def do_GET(self) -> None:
+            self._send("application/json", json.dumps({"data": [{"id": "model", "max_model_len": 4096}]}))
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            choice = {"index": 0, "text": text, "finish_reason": "stop"}
+            usage = {"prompt_tokens": 1, "completion_tokens": 3}
+            if body.get("stream"):
+                chunk = json.dumps({"choices": [choice]})
+                self._send("text/event-stream", f"data: {chunk}\n\ndata: [DONE]\n\n")
+            else:
+                self._send("application/json", json.dumps({"choices": [choice], "usage": usage}))
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Completions) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
+def test_library_and_remote_engines_work_without_functions_of_linux(tmp_path: Path) -> None:
+    tokenizer_in(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    with _completions("aab bca") as url:
+        command = [sys.executable, "-c", WINDOWS, url, str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "up needs Linux" in done.stderr
+    assert done.stdout.endswith("aab bca\n")
 
 
 def _loaded(statement: str, modules: list[str]) -> list[str]:

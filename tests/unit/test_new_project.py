@@ -6,12 +6,14 @@ import resource
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
 import typer
+from packaging.requirements import Requirement
 
-from lookahead_agent.agents.new_project import PROJECTS, project_files
+from lookahead_agent.agents.new_project import PROJECTS, project_files, requirement
 from lookahead_agent.agents.templates import TEMPLATES
 from lookahead_agent.cli.new import new
 from lookahead_agent.errors import ConfigurationError
@@ -77,6 +79,26 @@ def test_every_template_with_tools_has_a_project() -> None:
     assert {path.stem for path in graphs.glob("*.py")} == set(TEMPLATES)
     assert set(TEMPLATES) - set(PROJECTS) == {"reflection", "self_consistency"}
     assert "tools.py" in project_files("x", "react")
+
+
+@pytest.mark.parametrize(
+    ("direct_url", "expected"),
+    [
+        (None, "lookahead-agent[cpu,tools]"),
+        ({"url": "file:///clone", "dir_info": {"editable": True}}, "lookahead-agent[cpu,tools] @ file:///clone"),
+        ({"url": "file:///x/l.whl", "archive_info": {}}, "lookahead-agent[cpu,tools] @ file:///x/l.whl"),
+        (
+            {"url": "https://host/x.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
+            "lookahead-agent[cpu,tools] @ git+https://host/x.git@abc",
+        ),
+    ],
+)
+def test_project_requires_the_library_from_where_it_was_installed(direct_url: object, expected: str) -> None:
+    written = requirement("cpu,tools", None if direct_url is None else json.dumps(direct_url))
+    assert written == expected
+    assert Requirement(written).extras == {"cpu", "tools"}
+    here = distribution("lookahead-agent").read_text("direct_url.json")
+    assert f'dependencies = ["{requirement("cpu,tools", here)}"]' in project_files("x", "react")["pyproject.toml"]
 
 
 INVALID_NAMES = [

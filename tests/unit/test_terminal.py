@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import logging
 import os
@@ -17,14 +18,15 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from langchain_core.messages import AIMessageChunk
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 from typer.testing import CliRunner
 
-from lookahead_agent.cli.agent_run import LiveSteps
+from lookahead_agent.cli.agent_run import LiveSteps, RunView
 from lookahead_agent.cli.app import app
-from lookahead_agent.cli.terminal import LogFormatter, ProgressBars, Terminal
+from lookahead_agent.cli.terminal import LogFormatter, ProgressBars, Terminal, WordWrap
 from lookahead_agent.decoding.request import STEP_EVENT
 from lookahead_agent.plain_text import PlainTextStream, plain
 from lookahead_agent.testing import scripted_chat
@@ -125,6 +127,39 @@ def test_terminal_keeps_the_librarys_own_styles() -> None:
     assert terminal.file.getvalue() == "\x1b[31mError:\x1b[0m no red\n"  # type: ignore[attr-defined]
 
 
+LINES = "Forty columns have room for these words.\n\n    An indented line, and " + "x" * 50 + " y.\tEnd "
+
+
+@settings(max_examples=200)
+@given(st.lists(st.integers(0, len(LINES)), max_size=20))
+def test_streamed_lines_break_between_words_only(cuts: list[int]) -> None:
+    places = [0, *sorted(cuts), len(LINES)]
+    wrap = WordWrap(24)
+    shown = "".join(wrap.feed(LINES[start:end]) for start, end in itertools.pairwise(places)) + wrap.end()
+    assert shown.split() == LINES.split()
+    assert shown.split("\n") == [
+        "Forty columns have room", "for these words.", "", "    An indented line,", "and", "x" * 50, "y.\tEnd",
+    ]  # fmt: skip
+    unlimited = WordWrap(None)
+    assert unlimited.feed(LINES) + unlimited.end() == LINES
+
+
+def test_texts_of_a_terminal_break_between_words() -> None:
+    file = io.StringIO()
+    terminal = Terminal(file=file, force_terminal=True, color_system=None)
+    terminal.width = 24
+    terminal.text(" one two three four five six", label="Answer:")
+    terminal.error("one two three four five six")
+    view = RunView(terminal)
+    view.piece(AIMessageChunk("one two three fo", id="a"))
+    view.piece(AIMessageChunk("ur five six seven", id="a", chunk_position="last"))
+    assert [line.rstrip(" ─") for line in file.getvalue().splitlines()] == [
+        "Answer: one two three", "four five six", "Error: one two three", "four five six",
+        "model", "one two three four five", "six seven",
+    ]  # fmt: skip
+    assert view.last_text == "one two three four five six seven"
+
+
 ANSWER = "It is [/bold] a[i] = b. \x1b]52;c;aGVsbG8=\x07:smile: \x9b2Jdone\rover"
 SHOWN = "It is [/bold] a[i] = b. :smile: doneover"
 
@@ -158,7 +193,7 @@ def test_agent_prints_model_text_as_plain_text_and_a_usage_table(
         assert run("agent", "[/red] How\x1b[2J?", *options, chat_class=saying(plan)) == 0
         captured = capsys.readouterr()
         assert "[/red] How?" in captured.out.split("\n")
-        assert "Answer: 1. Cost: 2 * 3\n" in captured.out
+        assert captured.out.count("Answer: 1. Cost: 2 * 3\n") == len(options), "a streamed answer is not repeated"
         assert SHOWN in captured.out
         assert controls(captured.out + captured.err) == []
         table = captured.out.rpartition("\n\n")[2].split("\n")
