@@ -65,10 +65,6 @@ for module, names in lacking.items():
 for name in ("fcntl", "grp", "pwd", "resource", "termios"):
     sys.modules[name] = None
 
-# This module must drop its own use of `register_at_fork` first.
-os.register_at_fork = lambda **_: None
-import lookahead_agent.engines.processes
-del os.register_at_fork
 # Programs of their own, what torch or vLLM imports, and the daemon, which needs Unix sockets.
 LINUX = ("cpu", "models.int8_folder", "server.daemon", "server.uvicorn_server")
 failed = []
