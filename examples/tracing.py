@@ -2,7 +2,6 @@
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.agents.templates import build_plan_execute, template
-from lookahead_agent.trace.node_times import spans_of
 from lookahead_agent.trace.recorder import TraceRecorder
 from lookahead_agent.trace.timeline import timeline, write_page
 
@@ -10,5 +9,5 @@ with ChatLookahead(policies={"executor": "off"}, temperature=0) as llm, TraceRec
     graph = build_plan_execute(llm, [template("tools", "calculator").calculator])
     question = {"messages": [("human", "How much are 12 pens at $1.50?")]}
     graph.invoke(question, {"callbacks": [recorder]})
-write_page(timeline(recorder.rows), "run.html", spans_of(recorder.rows))
+write_page(timeline(recorder.rows), "run.html", recorder.rows)
 print("run.html")

@@ -65,6 +65,7 @@ for module, names in lacking.items():
 for name in ("fcntl", "grp", "pwd", "resource", "termios"):
     sys.modules[name] = None
 
+import lookahead_agent
 # Programs of their own, what torch or vLLM imports, and the daemon, which needs Unix sockets.
 LINUX = ("cpu", "models.int8_folder", "server.daemon", "server.uvicorn_server")
 failed = []

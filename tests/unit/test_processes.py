@@ -86,7 +86,7 @@ def test_starters_end_with_their_last_engine_unless_they_are_kept() -> None:
         assert len({kept, *others}) == 4, "an engine has the environment that it needs"
         assert [psutil.pid_exists(pid) for pid in (kept, *others)] == [False, False, True, True]
         psutil.Process(others[-1]).kill()
-        wait_for(lambda: psutil.Process(others[-1]).status() == psutil.STATUS_ZOMBIE)
+        os.waitid(os.P_PID, others[-1], os.WEXITED | os.WNOWAIT)
         replaced = starter_of({"OTHER": "3"})
         assert replaced != others[-1], "a starter that was killed is replaced"
     assert not any(psutil.pid_exists(pid) for pid in (*others, replaced))

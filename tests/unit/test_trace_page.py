@@ -87,7 +87,15 @@ def test_all_rows_of_the_chart_have_one_axis_and_bars_link_to_replies(page: Page
     boxes = [tracks.nth(number).bounding_box() for number in range(tracks.count())]
     assert len({(round(box["x"]), round(box["width"])) for box in boxes if box is not None}) == 1
     labels = page.locator("#chart .lane > span:first-child").all_inner_texts()
-    assert labels == ["planner", "writer", "draft", "target", "verifier", ""]
+    # Whether something runs at every moment depends on the machine.
+    assert [label for label in labels if label != "nothing ran"] == [
+        "planner",
+        "writer",
+        "draft",
+        "target",
+        "verifier",
+        "",
+    ]
     page.locator(".bar.reply-bar").nth(1).click()
     assert page.url.endswith("#reply-1")
     assert page.locator("section:target h3").inner_text() == "writer"
