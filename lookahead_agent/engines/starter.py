@@ -193,7 +193,7 @@ def _starter(environment: Mapping[str, str], program: str) -> _Starter:
     # PARENT may already be set: if this process is itself a worker, to the pid of its parent.
     variables |= {PARENT: str(os.getpid()), **environment}
     read = frozenset(item for item in variables.items() if item[0] not in _UNREAD)
-    key = (program, os.getcwd(), read)
+    key = (program, _working_folder(), read)
     starter = _starters.pop(key, None)
     if starter is None or not starter.is_running:
         command = [sys.executable, *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]
@@ -204,7 +204,14 @@ def _starter(environment: Mapping[str, str], program: str) -> _Starter:
 
 
 def _module_path() -> list[str]:
-    return [os.getcwd() if entry == "" else entry for entry in sys.path]
+    return [_working_folder() if entry == "" else entry for entry in sys.path]
+
+
+def _working_folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was deleted
+        return ""
 
 
 def _end_idle_starters() -> None:

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -122,8 +122,11 @@ def run_child(command: Sequence[str], title: str, progress: Progress) -> None:
 
 
 def _write_metadata(gguf: Path, folder: Path) -> None:
+    import gguf
     from transformers import AutoConfig, AutoTokenizer
 
+    # transformers reads the file for the configuration and again for the tokenizer, each time for seconds.
+    gguf.GGUFReader = cache(gguf.GGUFReader)  # type: ignore[misc,assignment]
     source: dict[str, Any] = {
         "pretrained_model_name_or_path": str(gguf.parent),
         "gguf_file": gguf.name,
