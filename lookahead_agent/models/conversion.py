@@ -121,15 +121,15 @@ def run_child(command: Sequence[str], title: str, progress: Progress) -> None:
 # Functions of the child process
 
 
-def _write_metadata(gguf: Path, folder: Path) -> None:
+def _write_metadata(file: Path, folder: Path) -> None:
     import gguf
     from transformers import AutoConfig, AutoTokenizer
 
     # transformers reads the file for the configuration and again for the tokenizer, each time for seconds.
-    gguf.GGUFReader = cache(gguf.GGUFReader)  # type: ignore[misc,assignment]
+    gguf.GGUFReader = cache(gguf.GGUFReader)  # type: ignore[assignment,misc]
     source: dict[str, Any] = {
-        "pretrained_model_name_or_path": str(gguf.parent),
-        "gguf_file": gguf.name,
+        "pretrained_model_name_or_path": str(file.parent),
+        "gguf_file": file.name,
         "trust_remote_code": False,
     }
     config = AutoConfig.from_pretrained(**source)
