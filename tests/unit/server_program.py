@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import signal
 import socket
 import sys
 
@@ -14,6 +15,7 @@ from lookahead_agent.server import ServerSettings
 from lookahead_agent.server.uvicorn_server import run_server
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored if the tests run under nohup, as the server then does
     settings = ServerSettings.model_validate_json(sys.argv[1])
     if len(sys.argv) > 2:
         resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[2])))
