@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_START_TIMEOUT = 30.0  # Seconds for a server to start and to list its tools
+_START_TIMEOUT = 60.0  # Seconds for a server to start and to list its tools
 _TIMEOUT = 120.0  # Seconds for a call
 _REST = "ask for less at once"
 _MAX_TOOLS = 1_000  # Of one server
@@ -55,7 +55,7 @@ def open_mcp_tools(
 
     Args:
         servers: The servers by name.
-        start_seconds: Timeout for a server to start, and again to list its tools; None: 30.
+        start_seconds: Timeout for a server to start, and again to list its tools; None: 60.
         seconds: Timeout of a call to a server without its own; None: 120.
 
     Raises:
