@@ -35,7 +35,7 @@ _STYLES = {
 
 
 _WITHOUT_STEPS = {"off": "the target writes alone", "sd": "the target takes draft tokens instead"}
-"""What the modes without draft steps do."""
+"""The effect of each mode without draft steps."""
 
 
 class ApprovalNeededError(LookaheadError):
