@@ -20,12 +20,12 @@ from typing import Any, cast
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.bench.summary import estimate, mean_difference
-from lookahead_agent.engines import background
 from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.generation.json_tool_parsers import JsonToolParser
 from lookahead_agent.generation.reader import ReplyReader
-from lookahead_agent.jsonl import RowFile
 from lookahead_agent.policy import as_policy
+from lookahead_agent.system import background
+from lookahead_agent.system.jsonl import RowFile
 
 CATEGORIES, MAX_TOKENS = ("simple_python", "multiple", "parallel"), 512
 TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": "string"}

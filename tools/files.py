@@ -16,6 +16,7 @@ from lookahead_agent.agents.tool_use import MAX_RESULT_LENGTH, make_tool, trunca
 from lookahead_agent.sandbox import working_folder
 from lookahead_agent.sandbox.protected_names import refuse_protected
 from lookahead_agent.sandbox.working_folder import read_regular
+from lookahead_agent.system.files import open_folder
 
 _MAX_BYTES = 1 << 20
 
@@ -50,7 +51,7 @@ def read_text(
         try:
             data = read_regular(basename, _MAX_BYTES, parent)
         except IsADirectoryError:
-            with working_folder.open_folder(basename, parent) as descriptor:
+            with open_folder(basename, parent) as descriptor:
                 raise ValueError(f"{name!r} is a folder; it has {working_folder.describe_names(descriptor)}") from None
         except FileNotFoundError:
             raise ValueError(

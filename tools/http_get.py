@@ -20,9 +20,9 @@ from httpx import codes
 from langchain_core.tools import BaseTool
 
 from lookahead_agent.agents.tool_use import MAX_RESULT_LENGTH, make_tool, truncate
-from lookahead_agent.engines import background
 from lookahead_agent.errors import extra_imports
 from lookahead_agent.sandbox.documents import read_parts
+from lookahead_agent.system import background
 
 with extra_imports("the tool http_get needs its extra: pip install 'lookahead-agent[tools]'"):
     import webencodings

@@ -15,11 +15,10 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
+from lookahead_agent.chat.events import ReplyChunk
 from lookahead_agent.errors import ConfigurationError, LookaheadError, extra_imports
 
 _SQLITE = b"SQLite format 3\0"
-# By name, because `agents` imports no chat model.
-_REPLY_CHUNK = ("lookahead_agent.chat.events", "ReplyChunk")
 _POSTGRES = ("postgresql://", "postgres://")
 
 
@@ -48,7 +47,7 @@ def checkpointer(place: str | Path, *, allow: Iterable[type] = ()) -> Iterator[B
         try:
             saver = stack.enter_context(context)
             saver.place, saver.driver_error = where, driver_error
-            saver.serde = JsonPlusSerializer(allowed_msgpack_modules=(_REPLY_CHUNK, *allow))
+            saver.serde = JsonPlusSerializer(allowed_msgpack_modules=(ReplyChunk, *allow))
             saver.setup()
         except driver_error as error:
             raise ConfigurationError(f"the checkpoints cannot be kept in {where}: {error}") from error

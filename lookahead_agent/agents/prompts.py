@@ -1,7 +1,6 @@
 """Texts for models from tools and messages, and the labels of model calls."""
 
 import json
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from inspect import cleandoc
 from typing import Any, TypeVar
@@ -238,8 +237,7 @@ def warm(model: object, messages: Sequence[BaseMessage], *, node: str) -> None:
 
 def _as_lookahead(model: object) -> Any:
     """Return the `ChatLookahead` behind a model with bound arguments; None if it is another model."""
-    # Importing the chat model takes seconds, and none exists before its module is loaded.
-    module = sys.modules.get("lookahead_agent.chat.model")
     while (inner := getattr(model, "bound", None)) is not None:
         model = inner
-    return model if module is not None and isinstance(model, module.ChatLookahead) else None
+    # By its type in LangChain, since importing the chat model takes seconds.
+    return model if getattr(model, "_llm_type", None) == "lookahead" else None

@@ -22,8 +22,8 @@ from langgraph.types import Command
 from lookahead_agent.agents.prompts import OF_RUN, is_question, since_last_question
 from lookahead_agent.agents.tool_use import contain_tool, foreign_code
 from lookahead_agent.agents.written_calls import Parameters
-from lookahead_agent.engines.background import contain
 from lookahead_agent.errors import ForeignCodeError
+from lookahead_agent.system.background import contain
 
 ToolResult = ToolMessage | Command[Any]
 

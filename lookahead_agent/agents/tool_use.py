@@ -16,9 +16,9 @@ from langchain_core.tools import BaseTool, StructuredTool, Tool, ToolException, 
 from langgraph.errors import GraphBubbleUp
 from pydantic import ValidationError
 
-from lookahead_agent.engines import background
 from lookahead_agent.engines.foreign_loop import ForeignLoop
 from lookahead_agent.errors import ForeignCodeError, LookaheadError, validation_message
+from lookahead_agent.system import background
 
 MAX_RESULT_LENGTH = 50_000
 """Maximum length of a tool's result or error for a model, truncation notice included."""

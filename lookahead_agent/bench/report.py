@@ -20,8 +20,8 @@ from lookahead_agent.bench.summary import (
     summarize,
 )
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.models.cache import writable, write_atomically
-from lookahead_agent.plain_text import plain
+from lookahead_agent.system.files import writable, write_atomically
+from lookahead_agent.system.plain_text import plain
 from lookahead_agent.trace.node_times import Table, tables
 
 _ESTIMATES = ("accuracy", "accuracy_difference", "speedup", "rate_ratio")

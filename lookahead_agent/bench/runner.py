@@ -33,12 +33,12 @@ from lookahead_agent.bench.problems import Problem, dataset_file, read_problems
 from lookahead_agent.bench.samples import CallRecorder, Sample, SampleKey, environment, read_results
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.chat.requests import POLICY_KEY
-from lookahead_agent.engines import background
 from lookahead_agent.engines.starter import keep_starters
 from lookahead_agent.errors import ConfigurationError, EngineError
-from lookahead_agent.jsonl import RowFile
 from lookahead_agent.policy import as_policy
-from lookahead_agent.progress import Progress
+from lookahead_agent.system import background
+from lookahead_agent.system.jsonl import RowFile
+from lookahead_agent.system.progress import Progress
 
 _WARM_UP = "What is 7 * 8? Think in two short steps with a blank line between them."
 _WARM_UP_TOKENS = 48

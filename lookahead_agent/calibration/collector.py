@@ -31,14 +31,14 @@ from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.decoding import DecodingSettings, ReplyRequest, lookahead
 from lookahead_agent.decoding.step import Step
 from lookahead_agent.decoding.verifier import StepPair, Verdict
-from lookahead_agent.engines import background
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.errors import ConfigurationError, EngineError
 from lookahead_agent.generation.call_options import CallOptions
-from lookahead_agent.jsonl import RowFile
 from lookahead_agent.policy import as_policy
-from lookahead_agent.progress import Progress
 from lookahead_agent.runtime.engine_set import EngineSet
+from lookahead_agent.system import background
+from lookahead_agent.system.jsonl import RowFile
+from lookahead_agent.system.progress import Progress
 from lookahead_agent.verifiers.random_accept import hash_to_unit_interval
 
 _SEEDS = 1 << 31

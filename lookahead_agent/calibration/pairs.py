@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from lookahead_agent.decoding.step import Step
 from lookahead_agent.decoding.verifier import StepPair
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.jsonl import Row, RowFile
+from lookahead_agent.system.jsonl import Row, RowFile
 from lookahead_agent.verifiers.arithmetic import false_only_in
 
 

@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from lookahead_agent.certificates.risk import level_of_each, p_value, upper_bound
 from lookahead_agent.errors import ConfigurationError, validation_message
-from lookahead_agent.jsonl import read_content
-from lookahead_agent.models.cache import cache_dir, writable, write_atomically
 from lookahead_agent.policy import VerifierPolicy
+from lookahead_agent.system.files import cache_dir, writable, write_atomically
+from lookahead_agent.system.jsonl import read_content
 
 logger = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from lookahead_agent.certificates.certificate import Certificate
 from lookahead_agent.certificates.risk import upper_bound
 from lookahead_agent.decoding.foreign import call_part
 from lookahead_agent.decoding.verifier import DraftVerifier, EarlyVerifier, StepPair, Verdict, Verifier
-from lookahead_agent.engines.background import describe
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.errors import LookaheadError
+from lookahead_agent.system.background import describe
 
 logger = logging.getLogger(__name__)
 

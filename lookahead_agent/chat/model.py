@@ -17,7 +17,6 @@ from lookahead_agent.chat.binding import BindingModel, DerivedProfile, profile_o
 from lookahead_agent.chat.events import StepCallbacks, as_chunk, as_message
 from lookahead_agent.chat.requests import CallDefaults
 from lookahead_agent.decoding import StepEvent
-from lookahead_agent.engines import background
 from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, validation_message
 from lookahead_agent.generation.backend import ChatReply, GenerateRequest, TextDelta
@@ -26,8 +25,9 @@ from lookahead_agent.generation.local_backend import LocalBackend
 from lookahead_agent.generation.server_backend import ServerBackend, find_server
 from lookahead_agent.generation.tool_parsers import check_tool_parser
 from lookahead_agent.models.catalogue import GREEDY
-from lookahead_agent.progress import Progress
 from lookahead_agent.runtime.engine_set import EngineSet
+from lookahead_agent.system import background
+from lookahead_agent.system.progress import Progress
 
 Messages = list[BaseMessage]
 Stop = list[str] | None

@@ -25,8 +25,8 @@ from lookahead_agent.cli import options
 from lookahead_agent.cli.agent_run import RunResult, node_table, run_graph
 from lookahead_agent.cli.terminal import ProgressBars, Terminal
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.models.cache import user_folder, writable
 from lookahead_agent.policy import VerifierPolicy, as_policy
+from lookahead_agent.system.files import user_folder, writable
 from lookahead_agent.trace.recorder import TraceRecorder
 from lookahead_agent.trace.timeline import timeline, write_page
 

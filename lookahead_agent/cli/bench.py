@@ -29,7 +29,7 @@ from lookahead_agent.cli.estimate import synthetic
 from lookahead_agent.cli.terminal import ProgressBars, Terminal, as_rich, fit
 from lookahead_agent.cost_model.synthetic import SyntheticReport, SyntheticRow
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.jsonl import Row, RowFile
+from lookahead_agent.system.jsonl import Row, RowFile
 
 _WIDE = 240
 _KEYS = ("configuration", "node", "policy", "mode", "replies", "depth", "α", "version", "template", "precision")

@@ -14,7 +14,7 @@ from lookahead_agent.certificates.certificate import digest, keep
 from lookahead_agent.cli import options
 from lookahead_agent.cli.terminal import WIDE, ProgressBars, Terminal, as_rich
 from lookahead_agent.cpu import format_cores
-from lookahead_agent.engines.processes import available_cores
+from lookahead_agent.system.machine import available_cores
 
 calibrate = typer.Typer(
     help="Learn how strict a verifier must be for a stated risk.", no_args_is_help=True, rich_markup_mode="rich"

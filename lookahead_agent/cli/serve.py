@@ -17,7 +17,6 @@ from pydantic import SecretStr, ValidationError
 from lookahead_agent.certificates.drift_monitor import AUDIT_RATE
 from lookahead_agent.cli import options
 from lookahead_agent.cli.terminal import ProgressBars, Terminal, as_rich
-from lookahead_agent.engines import background
 from lookahead_agent.errors import ConfigurationError, EngineError, extra_imports
 from lookahead_agent.generation.server_backend import server_status
 from lookahead_agent.server import ServerSettings
@@ -30,6 +29,7 @@ from lookahead_agent.server.daemon import (
     start_lock,
     starting_pid,
 )
+from lookahead_agent.system import background
 
 _LOCAL = frozenset({"127.0.0.1", "::1", "localhost"})
 _KEY = "LOOKAHEAD_SERVER_KEY"

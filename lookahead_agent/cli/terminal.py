@@ -16,8 +16,8 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
-from lookahead_agent.plain_text import plain
-from lookahead_agent.progress import Advance
+from lookahead_agent.system.plain_text import plain
+from lookahead_agent.system.progress import Advance
 
 WIDE = 160  # Columns of tables if the output is not a terminal
 _UNLIMITED = 10_000

@@ -12,9 +12,9 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from lookahead_agent.engines.protocol import Engine, Sampling
-from lookahead_agent.engines.shared_draft_proposer import cost_at
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.models.cache import writable, write_atomically
+from lookahead_agent.system.files import writable, write_atomically
+from lookahead_agent.system.interpolation import cost_at
 
 BATCHES = (1, 2, 4, 8, 16)
 

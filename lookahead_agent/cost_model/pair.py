@@ -19,9 +19,7 @@ from lookahead_agent.chat.messages import template_messages
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cost_model.costs import BATCHES, BatchCosts, MachineCosts, measure
 from lookahead_agent.cost_model.estimator import Acceptance
-from lookahead_agent.engines import background
 from lookahead_agent.engines.engine_pool import POOL
-from lookahead_agent.engines.processes import available_cores
 from lookahead_agent.engines.protocol import Engine, sequence_logprobs
 from lookahead_agent.engines.vllm_config import VLLMConfig, as_arguments, require_vllm, runs_on_cpu
 from lookahead_agent.engines.vllm_engine import VLLMEngine
@@ -30,9 +28,11 @@ from lookahead_agent.hardware.choice import Kernel, Precision
 from lookahead_agent.models.catalogue import ModelFacts, ModelSet
 from lookahead_agent.models.resolve import choose_models, fetch, fetch_tokenizer
 from lookahead_agent.policy import as_policy
-from lookahead_agent.progress import LogProgress, Progress
 from lookahead_agent.runtime.engine_selection import EngineSetup, RuntimeSpec, select_engines
 from lookahead_agent.runtime.weights import Platform, kv_cache_bytes_per_token, memory_shares, weights_in
+from lookahead_agent.system import background
+from lookahead_agent.system.machine import available_cores
+from lookahead_agent.system.progress import LogProgress, Progress
 
 ModelRole = Literal["target", "draft"]
 

@@ -20,12 +20,12 @@ from lookahead_agent.cost_model.estimator import EstimatedMode
 from lookahead_agent.cost_model.pair import Pair
 from lookahead_agent.decoding import DecodingSettings, Reply, ReplyRequest, StepEvent, lookahead
 from lookahead_agent.decoding.verifier import StepPair, Verdict
-from lookahead_agent.engines import background
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.engines.vllm_config import speculative_config
 from lookahead_agent.errors import ConfigurationError, EngineError
-from lookahead_agent.jsonl import RowFile
-from lookahead_agent.progress import Progress
+from lookahead_agent.system import background
+from lookahead_agent.system.jsonl import RowFile
+from lookahead_agent.system.progress import Progress
 from lookahead_agent.verifiers.random_accept import hash_to_unit_interval
 
 _PROMPTS = 1 << 24  # number of prompts to draw from

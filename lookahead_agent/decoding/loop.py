@@ -26,10 +26,10 @@ from lookahead_agent.decoding.verifier import (
     Verdict,
     Verifier,
 )
-from lookahead_agent.engines.background import describe, is_cancelled, is_foreign, wait_for_end
 from lookahead_agent.engines.protocol import Engine, SupportsSharedDraft
 from lookahead_agent.engines.shared_draft import BufferLines
 from lookahead_agent.errors import ConfigurationError, EngineError
+from lookahead_agent.system.background import describe, is_cancelled, is_foreign, wait_for_end
 
 logger = logging.getLogger(__name__)
 

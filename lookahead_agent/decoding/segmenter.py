@@ -5,9 +5,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from lookahead_agent.decoding.step import Step, StepEnd
-from lookahead_agent.delimiters import delimiter_finder, too_slow
 from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.engines.tokenizer import TextStream
+from lookahead_agent.system.delimiters import delimiter_finder, too_slow
 
 # Blocks in which no delimiter counts, since they may contain blank lines: fenced code and LaTeX displays.
 _MARKS = re.compile(

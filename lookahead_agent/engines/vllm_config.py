@@ -10,9 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lookahead_agent.engines.processes import available_cores
 from lookahead_agent.engines.shared_draft_proposer import PATH
 from lookahead_agent.errors import ConfigurationError, MissingExtraError
+from lookahead_agent.system.machine import available_cores
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from lookahead_agent.engines import background
 from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.errors import LookaheadError
@@ -16,9 +15,10 @@ from lookahead_agent.generation.json_tool_parsers import ToolParser
 from lookahead_agent.generation.tool_parsers import choose_tool_parser
 from lookahead_agent.models.catalogue import ModelSet
 from lookahead_agent.policy import VerifierPolicy, as_policy
-from lookahead_agent.progress import Progress
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.runtime.runtime import Runtime
+from lookahead_agent.system import background
+from lookahead_agent.system.progress import Progress
 
 logger = logging.getLogger(__name__)
 

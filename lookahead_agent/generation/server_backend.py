@@ -27,7 +27,7 @@ from lookahead_agent.generation.backend import (
     event_from_json,
     request_to_json,
 )
-from lookahead_agent.models.cache import cache_dir, user_folder
+from lookahead_agent.system.files import cache_dir, user_folder
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,9 @@ from typing import Any, Literal
 
 from lookahead_agent.cpu import LAYOUT
 from lookahead_agent.errors import ConversionError, DiskSpaceError
-from lookahead_agent.models.cache import GGUF, cache_dir, create_once, damage, require_disk_space
-from lookahead_agent.progress import Progress
+from lookahead_agent.models.cache import GGUF, create_once, damage, require_disk_space
+from lookahead_agent.system.files import cache_dir
+from lookahead_agent.system.progress import Progress
 
 WeightForm = Literal["bf16", "int8", "w8a8"]
 _SCHEME = "W8A8"

@@ -10,7 +10,7 @@ from lookahead_agent.errors import ConfigurationError, DownloadError, IntegrityE
 from lookahead_agent.models.cache import damage
 from lookahead_agent.models.catalogue import CATALOGUE, MINILM, ModelFacts, ModelSet
 from lookahead_agent.models.packaged import cached_folder, fetch_packaged
-from lookahead_agent.progress import LogProgress, Progress
+from lookahead_agent.system.progress import LogProgress, Progress
 
 logger = logging.getLogger(__name__)
 

@@ -9,11 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lookahead_agent.engines import background
-from lookahead_agent.engines.background import in_daemon_thread
 from lookahead_agent.engines.engine_pool import POOL, EnginePool
 from lookahead_agent.engines.openai_http import OpenAIEngine
-from lookahead_agent.engines.processes import available_cores
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.engines.servers import Server
 from lookahead_agent.engines.tokenizer import HFTokenizer
@@ -21,9 +18,12 @@ from lookahead_agent.engines.vllm_config import VLLMConfig, as_arguments
 from lookahead_agent.errors import EngineError
 from lookahead_agent.models.catalogue import ModelFacts
 from lookahead_agent.models.resolve import fetch, fetch_tokenizer
-from lookahead_agent.progress import Progress
 from lookahead_agent.runtime.engine_selection import EngineSetup, RuntimeSpec, select_engines
 from lookahead_agent.runtime.weights import USABLE, Platform, Weights, memory_shares
+from lookahead_agent.system import background
+from lookahead_agent.system.background import in_daemon_thread
+from lookahead_agent.system.machine import available_cores
+from lookahead_agent.system.progress import Progress
 from lookahead_agent.verifiers.embedding import Embedder, RemoteEmbedder, SentenceEmbedder
 from lookahead_agent.verifiers.judge import RemoteJudge
 

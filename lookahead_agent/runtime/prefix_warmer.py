@@ -8,9 +8,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import takewhile
 
-from lookahead_agent.engines.background import describe, is_cancelled, wait_for_end
 from lookahead_agent.engines.protocol import Engine, Sampling
 from lookahead_agent.engines.vllm_config import runs_on_cpu
+from lookahead_agent.system.background import describe, is_cancelled, wait_for_end
 
 logger = logging.getLogger(__name__)
 

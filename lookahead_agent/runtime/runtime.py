@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from lookahead_agent.engines.background import in_daemon_thread
 from lookahead_agent.engines.counting_tokenizer import load_counting_tokenizer
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.engines.tokenizer import Tokenizer
@@ -25,11 +24,12 @@ from lookahead_agent.engines.vllm_config import (
 from lookahead_agent.errors import ConfigurationError, EngineStartError, LookaheadError, ModelError
 from lookahead_agent.models.resolve import fetch_tokenizer, folder_with_config
 from lookahead_agent.policy import VerifierPolicy
-from lookahead_agent.progress import LogProgress, Progress
 from lookahead_agent.runtime.engine_selection import RuntimeSpec
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.runtime.launcher import EngineLauncher, Loaders
 from lookahead_agent.runtime.supervisor import Supervisor
+from lookahead_agent.system.background import in_daemon_thread
+from lookahead_agent.system.progress import LogProgress, Progress
 
 logger = logging.getLogger(__name__)
 

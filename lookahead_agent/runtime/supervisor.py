@@ -5,7 +5,6 @@ import logging
 import time
 from collections import Counter
 
-from lookahead_agent.engines.background import describe, in_daemon_thread, is_cancelled
 from lookahead_agent.engines.openai_http import OpenAIEngine
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.errors import ConfigurationError
@@ -14,6 +13,7 @@ from lookahead_agent.runtime.engine_selection import RuntimeSpec
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.runtime.launcher import EngineLauncher
 from lookahead_agent.runtime.weights import judge_weights
+from lookahead_agent.system.background import describe, in_daemon_thread, is_cancelled
 from lookahead_agent.verifiers.embedding import Embedder, RemoteEmbedder
 from lookahead_agent.verifiers.judge import EngineJudge, RemoteJudge
 

@@ -15,7 +15,6 @@ from typing import Any, TextIO
 
 import psutil
 
-from lookahead_agent.engines import background
 from lookahead_agent.engines.processes import mark_detached
 from lookahead_agent.errors import ConfigurationError, EngineStartError
 from lookahead_agent.generation.server_backend import (
@@ -25,8 +24,9 @@ from lookahead_agent.generation.server_backend import (
     server_status,
     socket_path,
 )
-from lookahead_agent.sandbox.working_folder import open_folder
 from lookahead_agent.server import ServerSettings
+from lookahead_agent.system import background
+from lookahead_agent.system.files import open_folder
 
 _MAX_DIGITS = 20  # Digits of a process id that are read
 _MAX_PATH = 100  # Bytes of a socket's path; Linux allows 107

@@ -18,8 +18,8 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 
 from lookahead_agent.decoding.request import STEP_EVENT
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.jsonl import Row, RowFile
 from lookahead_agent.policy import node_path
+from lookahead_agent.system.jsonl import Row, RowFile
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from lookahead_agent.models.cache import write_atomically
+from lookahead_agent.system.files import write_atomically
 from lookahead_agent.trace.node_times import levers, node_times, spans_of
 
 _SHOWN = frozenset({"accepted", "committed", "rejected", "unused", "aborted", "judged"})

@@ -15,7 +15,7 @@ from xdist.scheduler import LoadFileScheduling
 from lookahead_agent import ChatLookahead
 from lookahead_agent.engines.processes import child_processes
 from lookahead_agent.engines.starter import keep_starters
-from lookahead_agent.models.cache import CACHE_VARIABLE, cache_dir
+from lookahead_agent.system.files import CACHE_VARIABLE, cache_dir
 from tests.integration.tiny_models import make_pair
 
 logging.getLogger("lookahead_agent").setLevel(logging.INFO)

@@ -20,15 +20,15 @@ from hypothesis import strategies as st
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.cpu import INSTRUCTIONS, INT8, LAYOUT
-from lookahead_agent.engines import background
 from lookahead_agent.engines.protocol import Engine, Sampling
 from lookahead_agent.engines.vllm_config import VLLMConfig, as_arguments
 from lookahead_agent.engines.vllm_engine import VLLMEngine
 from lookahead_agent.errors import ConversionError
 from lookahead_agent.hardware.choice import Precision, defaults_of
 from lookahead_agent.models.conversion import ensure_form
-from lookahead_agent.progress import LogProgress
 from lookahead_agent.runtime.weights import Platform, weights_in
+from lookahead_agent.system import background
+from lookahead_agent.system.progress import LogProgress
 from tests.integration.conftest import TINY_ENGINE
 from tests.integration.tiny_models import questions
 

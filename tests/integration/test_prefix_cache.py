@@ -14,11 +14,11 @@ import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.engines import background
 from lookahead_agent.engines.vllm_engine import VLLMEngine
 from lookahead_agent.generation.call_options import CallOptions
 from lookahead_agent.generation.server_backend import RUNTIME_DIR_VARIABLE
 from lookahead_agent.server.daemon import private_dir
+from lookahead_agent.system import background
 from tests.integration.conftest import TINY_ENGINE
 from tests.integration.tiny_models import WORDS
 from tests.unit.serving import serving_private_api

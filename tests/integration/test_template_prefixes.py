@@ -16,10 +16,10 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.agents.templates import template
-from lookahead_agent.engines import background
 from lookahead_agent.engines.protocol import Delta, Engine, Sampling
 from lookahead_agent.engines.vllm_engine import VLLMEngine
 from lookahead_agent.runtime.engine_set import EngineSet
+from lookahead_agent.system import background
 from tests.integration.conftest import TINY_ENGINE
 from tests.integration.tiny_models import WORDS
 from tests.waiting import wait_until

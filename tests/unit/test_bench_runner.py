@@ -31,7 +31,7 @@ from lookahead_agent.bench.config import (
 from lookahead_agent.bench.runner import Bench
 from lookahead_agent.bench.samples import Sample
 from lookahead_agent.errors import ConfigurationError, EngineError, PolicyError
-from lookahead_agent.jsonl import RowFile
+from lookahead_agent.system.jsonl import RowFile
 from tests.unit.bench_models import scripted_configuration
 from tests.unit.chat import scripted_chat
 

@@ -28,7 +28,7 @@ from lookahead_agent.decoding.verifier import StepPair
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.engines.scripted import ScriptedTokenizer
 from lookahead_agent.errors import ConfigurationError, EngineError
-from lookahead_agent.progress import LogProgress
+from lookahead_agent.system.progress import LogProgress
 from tests.unit.conftest import MeasureWith
 
 STEP = Step((1,), "x", StepEnd.DELIMITER)

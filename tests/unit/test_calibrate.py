@@ -27,10 +27,10 @@ from lookahead_agent.cli.app import CHAT_CLASS, app
 from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.engines.scripted import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.errors import ConfigurationError, EngineError
-from lookahead_agent.jsonl import RowFile
 from lookahead_agent.policy import as_policy
-from lookahead_agent.progress import LogProgress
 from lookahead_agent.runtime.engine_set import EngineSet
+from lookahead_agent.system.jsonl import RowFile
+from lookahead_agent.system.progress import LogProgress
 from lookahead_agent.testing import EqualTextEmbedder
 from lookahead_agent.verifiers.arithmetic import false_only_in
 from lookahead_agent.verifiers.judge import USER_PROMPT

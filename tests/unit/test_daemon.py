@@ -26,7 +26,7 @@ from langchain_core.tools import tool
 from lookahead_agent import ChatLookahead
 from lookahead_agent.cli.app import run_command
 from lookahead_agent.cli.serve import wait_for_end
-from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer, background
+from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.engines.scripted import reply_script
 from lookahead_agent.errors import (
     ConfigurationError,
@@ -55,6 +55,7 @@ from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.server.daemon import bind_socket, log_path, private_dir, start_daemon, start_lock, starting_pid
 from lookahead_agent.server.replies import with_pings
+from lookahead_agent.system import background
 from lookahead_agent.testing import scripted_chat
 from tests.unit.serving import serving, serving_private_api
 from tests.unit.test_streams import message_fields, summed

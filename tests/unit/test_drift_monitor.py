@@ -16,9 +16,9 @@ from lookahead_agent.certificates.drift_monitor import DISPUTED_BELOW, DriftMoni
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.decoding.verifier import EarlyVerifier, PartialStep, StepPair, Verdict
-from lookahead_agent.engines import background
 from lookahead_agent.engines.scripted import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.runtime.engine_set import EngineSet
+from lookahead_agent.system import background
 from lookahead_agent.testing import EqualTextEmbedder
 from lookahead_agent.verifiers import (
     EmbeddingVerifier,

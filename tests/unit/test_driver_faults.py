@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from lookahead_agent.decoding import DecodingSettings, Reply, lookahead
 from lookahead_agent.decoding.verifier import DraftStep, PartialStep, StepPair, Verdict
 from lookahead_agent.engines import Sampling, ScriptedEngine, ScriptedStep
-from lookahead_agent.engines.background import describe
 from lookahead_agent.engines.protocol import Delta
 from lookahead_agent.errors import EngineError
+from lookahead_agent.system.background import describe
 from lookahead_agent.verifiers.exact import ExactVerifier
 from lookahead_agent.verifiers.score import ScoreVerifier
 from tests.unit.scripts import Pair, ScriptedVerifier, Steps, scripted

@@ -26,11 +26,11 @@ from lookahead_agent.engines.servers import RemoteModel, Server, events
 from lookahead_agent.errors import ConfigurationError, EngineError
 from lookahead_agent.generation.backend import ChatReply, GenerateEvent, GenerateRequest, TextDelta
 from lookahead_agent.generation.server_backend import ServerBackend, ServerStatus
-from lookahead_agent.jsonl import RowFile, append_line, read_lines, read_value
-from lookahead_agent.models.cache import writable, write_atomically
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.server.errors import ErrorReplies
 from lookahead_agent.server.replies import Replies
+from lookahead_agent.system.files import writable, write_atomically
+from lookahead_agent.system.jsonl import RowFile, append_line, read_lines, read_value
 from lookahead_agent.testing import scripted_chat
 from lookahead_agent.trace.recorder import TraceRecorder, read_trace
 from lookahead_agent.trace.timeline import timeline, write_page

@@ -14,7 +14,7 @@ from lookahead_agent.models import cache
 from lookahead_agent.models.catalogue import ModelFacts, PackagedWeights
 from lookahead_agent.models.packaged import cached_folder, fetch_packaged
 from lookahead_agent.models.resolve import choose_models, fetch, locate
-from lookahead_agent.progress import LogProgress
+from lookahead_agent.system.progress import LogProgress
 from tests.unit.weights import weights
 
 WEIGHTS = weights(7000)

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from lookahead_agent.cpu import format_cores, share_cores
-from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer, background
-from lookahead_agent.engines.processes import available_cores
+from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
 from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.vllm_config import VLLMConfig, runs_on_cpu
 from lookahead_agent.errors import ConfigurationError, DiskSpaceError, EngineError, EngineStartError, LookaheadError
@@ -22,6 +21,8 @@ from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.runtime.launcher import Loaders
 from lookahead_agent.runtime.runtime import Runtime
 from lookahead_agent.runtime.weights import Platform, Weights
+from lookahead_agent.system import background
+from lookahead_agent.system.machine import available_cores
 from lookahead_agent.verifiers.embedding import RemoteEmbedder
 from lookahead_agent.verifiers.judge import EngineJudge, RemoteJudge
 from tests.waiting import wait_until
