@@ -59,7 +59,7 @@ def checkpointer(place: str | Path, *, allow: Iterable[type] = ()) -> Iterator[B
 def _sqlite(file: Path) -> tuple[AbstractContextManager[Any], type[Exception]]:
     from langgraph.checkpoint.sqlite import SqliteSaver
 
-    class Saver(_SyncAndAsync, SqliteSaver):
+    class SqliteCheckpoints(_SyncAndAsync, SqliteSaver):
         pass
 
     try:
@@ -71,7 +71,7 @@ def _sqlite(file: Path) -> tuple[AbstractContextManager[Any], type[Exception]]:
                 raise ConfigurationError(f"{file} is no SQLite file: choose another for the checkpoints")
     except OSError as error:
         raise ConfigurationError(f"the checkpoints cannot be kept in {file}: {error}") from error
-    return Saver.from_conn_string(str(file)), sqlite3.Error
+    return SqliteCheckpoints.from_conn_string(str(file)), sqlite3.Error
 
 
 def _postgres(url: str) -> tuple[AbstractContextManager[Any], type[Exception]]:
@@ -79,10 +79,10 @@ def _postgres(url: str) -> tuple[AbstractContextManager[Any], type[Exception]]:
         import psycopg
         from langgraph.checkpoint.postgres import PostgresSaver
 
-    class Saver(_SyncAndAsync, PostgresSaver):
+    class PostgresCheckpoints(_SyncAndAsync, PostgresSaver):
         pass
 
-    return Saver.from_conn_string(url), psycopg.Error
+    return PostgresCheckpoints.from_conn_string(url), psycopg.Error
 
 
 def _close(saver: Any) -> None:

@@ -76,7 +76,7 @@ class DriftMonitor:
         self._task: asyncio.Task[None] | None = None
         self.counts = DriftCounts()
 
-    def audited(
+    def wrap(
         self, verifier: Verifier | DraftVerifier, certificate: Certificate, rate: float
     ) -> Verifier | DraftVerifier:
         """Wrap a verifier so that this share of its accepted pairs is audited, in [0, 1].

@@ -341,13 +341,13 @@ class ChatLookahead(CallDefaults, BindingModel):
         # LangChain caches a model's serialized form, and copies with other fields inherit it.
         self.__dict__.pop("_serialized", None)
         # LangChain's cache must not mix the replies of different policies.
-        policy = self._chosen_policy(_options(stop, kwargs), None)[0]
+        policy = self._choose_policy(_options(stop, kwargs), None)[0]
         return super()._get_llm_string(stop, **kwargs) + f"---{policy!r}"
 
     def _tokenizer(self) -> Tokenizer:
         return self._backend.tokenizer()
 
-    def _recommended_sampling(self) -> Mapping[str, Any]:
+    def _recommend_sampling(self) -> Mapping[str, Any]:
         entry = self._backend.catalogue_entry
         return entry.sampling if entry is not None else GREEDY
 

@@ -174,7 +174,7 @@ class RunView(BaseCallbackHandler):
 
     def _section(self, title: str) -> None:
         if title != self._title:
-            self._show.heading(title)
+            self._show.print_heading(title)
         self._title = title
 
     def _end(self) -> None:

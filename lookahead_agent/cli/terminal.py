@@ -90,7 +90,7 @@ class Terminal(Console):
         """Return what breaks the lines of a streamed text between words, if this is a terminal."""
         return WordWrap(self.width if self.is_terminal else None)
 
-    def heading(self, title: str) -> None:
+    def print_heading(self, title: str) -> None:
         """Print the title of a section."""
         self.rule(Text(title, "bold"), align="left")
 

@@ -165,11 +165,11 @@ class Streams:
         return more
 
     def keep_open(self, job: int) -> None:
-        """Keep the stream of a complete step open for the next step, until `unclaimed_streams` is called."""
+        """Keep the stream of a complete step open for the next step, until `take_unclaimed` is called."""
         if job in self.writers:
             self._continuable[job] = self.writers[job].stream
 
-    def unclaimed_streams(self) -> list[Stream]:
+    def take_unclaimed(self) -> list[Stream]:
         """Take out the streams that were kept open and that no next step continues."""
         streams = list(self._continuable.values())
         self._continuable.clear()

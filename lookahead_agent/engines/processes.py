@@ -134,7 +134,7 @@ def crash_reason(exit_code: int | None) -> str:
     """Explain why an engine failed whose process ended with this exit code; None: it runs, but a worker failed."""
     name = signal.Signals(-exit_code).name if exit_code is not None and exit_code < 0 else None
     if name == "SIGKILL":
-        return _killed_reason()
+        return _explain_kill()
     if name == "SIGBUS":
         return f"its process found {SHARED} full (SIGBUS): make it larger (--shm-size=1g for a container)"
     if name is not None:
@@ -148,7 +148,7 @@ def crash_reason(exit_code: int | None) -> str:
 def start_failure_reason(error: Exception) -> str:
     """Explain why an engine did not start."""
     if _KILLED_AT_START.search(str(error)):
-        return _killed_reason()
+        return _explain_kill()
     if (problem := shared_memory_problem()) is not None:
         return problem
     lines = [line.strip() for line in str(error).splitlines() if "errors.pydantic.dev" not in line]
@@ -156,7 +156,7 @@ def start_failure_reason(error: Exception) -> str:
     return f"{reason[-1]} (VLLM_LOGGING_LEVEL=INFO shows its log; if it was memory, {ADVICE})"
 
 
-def _killed_reason() -> str:
+def _explain_kill() -> str:
     return f"its process was killed, as systems do that run out of memory ({_free_memory()}): {ADVICE}"
 
 

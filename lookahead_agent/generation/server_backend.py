@@ -172,9 +172,7 @@ async def find_server(digest: str, seconds: float = _CALL_TIMEOUT) -> ServerBack
     if status is None:
         return None
     if status.engines != digest:
-        logger.warning(
-            "the engines that run in the background are not these, but others are started: %s", status.models
-        )
+        logger.warning("the daemon runs other models (%s); starting engines here", status.models)
         return None
     return ServerBackend(status)
 

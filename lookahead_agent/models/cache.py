@@ -89,7 +89,7 @@ def create_once(
     with _writing_to_cache(root):
         root.mkdir(parents=True, exist_ok=True)
         with file_lock(root / f"{folder.name}.lock") as lock:
-            if not _acquired(lock, folder, is_complete, patience):
+            if not _acquire(lock, folder, is_complete, patience):
                 return folder
             if folder.is_dir():
                 if (problem := check(folder)) is None:  # another process created it while this one waited
@@ -121,7 +121,7 @@ def file_lock(path: Path) -> Iterator[FileLock]:
         lock.release()
 
 
-def _acquired(lock: FileLock, folder: Path, is_complete: Callable[[], bool], patience: float) -> bool:
+def _acquire(lock: FileLock, folder: Path, is_complete: Callable[[], bool], patience: float) -> bool:
     """Acquire the lock of a model's folder; False if the folder is complete before, so that no lock is needed."""
     progress, deadline = -1, 0.0
     while True:

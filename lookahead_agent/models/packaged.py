@@ -24,7 +24,7 @@ _PARALLEL_DOWNLOADS = 4
 _DISK_FACTOR = 2.1  # disk space for the joined file and its parts, relative to the file
 
 
-def fetched(facts: ModelFacts) -> Path | None:
+def cached_folder(facts: ModelFacts) -> Path | None:
     """The model's folder if the cache has it undamaged, else None."""
     folder = _folder(facts)
     return folder if folder.is_dir() and _damage(folder, facts) is None else None

@@ -11,7 +11,7 @@ from lookahead_agent import __version__
 from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.shared_draft_proposer import COSTS
 from lookahead_agent.engines.tokenizer import HFTokenizer
-from lookahead_agent.engines.vllm_config import speculates_by_draft_model, speculative_config, trained_context
+from lookahead_agent.engines.vllm_config import read_trained_context, speculates_by_draft_model, speculative_config
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.hardware.choice import (
     ACCEPTANCE_RATE,
@@ -124,7 +124,7 @@ def select_engines(
     configuration, reason, speeds = None, "", None
     if target is not None and draft is not None and not platform.on_cpu and len(methods) > 1:
         room = fits([(target, spec.target_arguments), (draft, spec.draft_arguments)])
-        if room < min(_MIN_CONTEXT, trained_context(target)):
+        if room < min(_MIN_CONTEXT, read_trained_context(target)):
             methods, reason = ("none",), f"beside a draft the GPU has room for {room} tokens"
     if target is not None and platform.on_cpu:
         speeds = ReplySpeeds([str(folder) for folder in (target, draft if alike else None) if folder is not None])

@@ -148,7 +148,7 @@ class Supervisor:
     async def _provide_judge(self, engines: EngineSet) -> None:
         models, launcher = self._spec.models, self._launcher
         if (remote := self._spec.remote.get("judge")) is not None:
-            engines.judge = launcher.connected(RemoteJudge(remote))
+            engines.judge = launcher.hold(RemoteJudge(remote))
         elif models.judge == models.draft and engines.draft is not None:
             engines.judge = EngineJudge(engines.draft)
         elif models.judge is not None and models.judge != models.target:
@@ -161,7 +161,7 @@ class Supervisor:
     async def _provide_embedder(self, engines: EngineSet) -> None:
         facts, launcher = self._spec.models.embedding, self._launcher
         if (remote := self._spec.remote.get("embedding")) is not None:
-            engines.embedder = launcher.connected(RemoteEmbedder(remote))
+            engines.embedder = launcher.hold(RemoteEmbedder(remote))
             return
         folder = await launcher.fetch(facts)
 

@@ -90,7 +90,7 @@ def open_parent(root: Path, name: str, *, make: bool = False) -> Iterator[tuple[
         yield current, parts[-1]
     except FileNotFoundError:
         raise ValueError(
-            f"there is no file {name!r}; the last of its folders that is there has {listing(current)}"
+            f"there is no file {name!r}; the last of its folders that is there has {describe_names(current)}"
         ) from None
     except OSError as error:
         raise ValueError(refusal(name, error)) from None
@@ -165,7 +165,7 @@ def refusal(name: str, error: OSError) -> str:
     return f"{name!r} cannot be opened or written: {error.strerror}"
 
 
-def listing(folder: int) -> str:
+def describe_names(folder: int) -> str:
     """List some names of a folder by its descriptor; names with line breaks are quoted, so that none looks like two."""
     try:
         with os.scandir(folder) as entries:

@@ -137,12 +137,12 @@ def create_app(
         return JSONResponse(server_status.model_dump())
 
     def with_client(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
-        async def checked(request: Request) -> Response:
+        async def answer_checked(request: Request) -> Response:
             client = writer.clients.authenticate(request.headers.get("Authorization"))
             start.check()
             return await endpoint(request, client)
 
-        return checked
+        return answer_checked
 
     routes = [
         Route(CHAT_PATH, with_client(chat), methods=["POST"]),

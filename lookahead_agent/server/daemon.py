@@ -105,7 +105,7 @@ def start_lock() -> Iterator[TextIO]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            message = "a server of yours starts or ends just now: see `lookahead-agent status`"
+            message = "another `up` or `down` is in progress: see `lookahead-agent status`"
             raise ConfigurationError(message) from None
         lock.truncate(0)
         print(os.getpid(), file=lock, flush=True)
@@ -134,7 +134,7 @@ def _starting_pid() -> int | None:
 
 
 @contextmanager
-def bound_socket() -> Iterator[socket.socket]:
+def bind_socket() -> Iterator[socket.socket]:
     """Bind the daemon's socket while the context lasts, replacing one that a killed daemon left behind."""
     path = socket_path()
     with socket.socket(socket.AF_UNIX) as listener:

@@ -120,7 +120,7 @@ def test_target_and_draft_read_a_warmed_prompt_ahead(tiny_pair: tuple[Path, Path
         assert engines is not None
         assert engines.draft is not None
         warmer = engines.warmer
-        background.run(wait_until(lambda: len(warmer.known) == 2 and warmer.reading is None))
+        background.run(wait_until(lambda: len(warmer.known) == 2 and warmer.prefill_task is None))
         reply = llm.invoke([prefix[0], HumanMessage(" apples")])
         usage = reply.usage_metadata
         assert usage is not None

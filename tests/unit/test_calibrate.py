@@ -513,13 +513,13 @@ def test_named_policies_use_their_default_thresholds_only_without_a_certificate(
     assert engines is not None
     for name in ("strict", "balanced", "fast"):
         policy = as_policy(name)
-        unchanged, no_certificate, reason = engines.certified(policy)
+        unchanged, no_certificate, reason = engines.resolve_certificate(policy)
         assert (unchanged, no_certificate) == (policy, None)
         assert reason is not None
         assert reason.startswith("not certified, since no certificate is of big with small")
     balanced = certificate(precision={}, risk=0.04, delimiter=";")
     keep([balanced])
-    certified, used, reason = EngineSet(engines.target, engines.draft, names=NAMES).certified(
+    certified, used, reason = EngineSet(engines.target, engines.draft, names=NAMES).resolve_certificate(
         as_policy("balanced:width=2:delimiter=;")
     )
     assert used == balanced
@@ -529,8 +529,10 @@ def test_named_policies_use_their_default_thresholds_only_without_a_certificate(
     assert reason == used.describe()
     # After too many disputes, the fallback is exact and not the default thresholds, which are not calibrated here.
     engines._revoke(used)
-    assert engines.certified(as_policy("balanced:delimiter=;"))[0].verifier == "exact"
-    assert engines.certified(as_policy("balanced:similarity=0.9"))[0].similarity == 0.9, "an explicit threshold stays"
+    assert engines.resolve_certificate(as_policy("balanced:delimiter=;")).policy.verifier == "exact"
+    assert engines.resolve_certificate(as_policy("balanced:similarity=0.9")).policy.similarity == 0.9, (
+        "an explicit threshold stays"
+    )
 
 
 def test_named_policies_have_the_thresholds_of_the_packaged_certificates() -> None:

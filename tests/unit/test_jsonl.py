@@ -48,7 +48,7 @@ def test_appended_rows_are_ascii_and_read_back_unchanged(texts: list[str]) -> No
     with tempfile.TemporaryDirectory() as folder:
         file = RowFile(Path(folder) / "rows.jsonl")
         file.path.touch()
-        with file.writing():
+        with file.open_for_writing():
             for text in texts:
                 file.append({text: text})
         assert RowFile(file.path).rows == [{text: text} for text in texts]
@@ -241,7 +241,7 @@ def test_compressed_row_file_is_read_only_and_rejected_if_damaged(tmp_path: Path
     path.write_bytes(compressed)
     rows = RowFile(path)
     assert rows.rows == [{"a": 1}, {"a": 2}]
-    with pytest.raises(ConfigurationError, match=r"is compressed, and only read"), rows.writing():
+    with pytest.raises(ConfigurationError, match=r"is compressed, and only read"), rows.open_for_writing():
         pass
     assert path.read_bytes() == compressed
     for broken in (compressed[:-4], b"{}\n", compressed[:12] + b"?" * 12):
