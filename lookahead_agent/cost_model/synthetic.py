@@ -14,11 +14,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from lookahead_agent.bench.pictures import Bar, Panel, new_figure, save
-from lookahead_agent.bench.report import BaseReport, Table, as_markdown, check_report_name, machine_of, versions_of
+from lookahead_agent.bench.report import BaseReport, as_markdown, check_report_name, machine_of, versions_of
 from lookahead_agent.cost_model.costs import MachineCosts
 from lookahead_agent.cost_model.estimator import LOOKAHEAD, Acceptance, EstimatedMode, predict_speed
 from lookahead_agent.errors import ConfigurationError, validation_message
 from lookahead_agent.models.cache import writable, write_atomically
+from lookahead_agent.trace.node_times import Table
 
 Speculation = Literal["none", "draft_model", "shared_draft"]  # how a target's engine speculates on tokens
 
