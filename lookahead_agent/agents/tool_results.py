@@ -20,11 +20,11 @@ from langchain_core.messages.utils import count_tokens_approximately
 from langgraph.types import Command
 
 from lookahead_agent.agents.prompts import describe_tools
-from lookahead_agent.agents.tool_use import cut, error_text, truncation_notice, with_sync_call
+from lookahead_agent.agents.run_record import ToolResult
+from lookahead_agent.agents.tool_use import error_text, truncate, truncation_notice, with_sync_call
 from lookahead_agent.agents.turns import AsyncHandler
 
 CountTokens = Callable[[Sequence[BaseMessage]], int]
-ToolResult = ToolMessage | Command[Any]
 
 _SHARE = 4  # A result takes at most the context divided by this
 _KEPT = 3  # Number of latest results that are never cleared
@@ -87,12 +87,10 @@ class ToolResultMiddleware(AgentMiddleware[Any, Any, Any]):
             explanation = f"{_TOOL}{describe_tools([request.tool])}\n{_FAILED}"
         if isinstance(content, str):
             # A lone surrogate would fail the run when its state is saved.
-            text = (
-                self._fitting(content.encode(errors="replace").decode()) if content.strip() else _EMPTY
-            ) + explanation
+            text = (self._fit(content.encode(errors="replace").decode()) if content.strip() else _EMPTY) + explanation
             return message.model_copy(update={"content": text})
         media = [block for block in content if not _is_text(block)]
-        text = self._fitting("\n".join(describe_block(block) for block in content if _is_text(block))) + explanation
+        text = self._fit("\n".join(describe_block(block) for block in content if _is_text(block))) + explanation
         text = text if text.strip() or media else _EMPTY
         return message.model_copy(update={"content": [{"type": "text", "text": text}, *media] if text else media})
 
@@ -101,8 +99,8 @@ class ToolResultMiddleware(AgentMiddleware[Any, Any, Any]):
         profile: Mapping[str, Any] = self.llm.profile or {}
         return all(profile.get(f"{kind}_inputs") is False for kind in ("image", "audio", "video"))
 
-    def _fitting(self, text: str) -> str:
-        text = cut(text, _REST)
+    def _fit(self, text: str) -> str:
+        text = truncate(text, _REST)
         context = (self.llm.profile or {}).get("max_input_tokens")
         # A token has at least one character, so most results need no counting.
         if context is None or len(text) <= (limit := context // _SHARE):

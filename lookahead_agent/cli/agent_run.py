@@ -19,7 +19,7 @@ from lookahead_agent.agents.prompts import format_call
 from lookahead_agent.cli.terminal import Terminal, as_rich
 from lookahead_agent.decoding.request import STEP_EVENT
 from lookahead_agent.errors import LookaheadError
-from lookahead_agent.plain_text import PlainTextStream
+from lookahead_agent.system.plain_text import PlainTextStream
 from lookahead_agent.trace.recorder import TraceRecorder, replies
 
 _MAX_LENGTH = 2000  # Characters of a tool's result that are printed
@@ -174,7 +174,7 @@ class RunView(BaseCallbackHandler):
 
     def _section(self, title: str) -> None:
         if title != self._title:
-            self._show.heading(title)
+            self._show.print_heading(title)
         self._title = title
 
     def _end(self) -> None:

@@ -18,8 +18,8 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 import httpx
 
-from lookahead_agent.engines.background import describe
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError
+from lookahead_agent.system.background import describe
 
 _RETRYABLE_STATUSES = frozenset({408, 425, 429, 502, 503, 504})
 _FIRST_DELAY = 0.25
@@ -65,7 +65,7 @@ class Server:
         self._remote = remote
         self._url = remote.url.rstrip("/")
         self.name = f"the {role} at {_without_secrets(self._url)}"
-        self._key = checked_key(remote.api_key, f"the {role}'s API key")
+        self._key = check_key(remote.api_key, f"the {role}'s API key")
         self._spellings = _spellings(self._key) if self._key else []
         self._transport = transport
         self._connect()
@@ -269,7 +269,7 @@ class Server:
         return text
 
 
-def checked_key(key: str | None, name: str) -> str | None:
+def check_key(key: str | None, name: str) -> str | None:
     """An API key without white space around it, as from a file; None for an empty one.
 
     Raises ConfigurationError, which calls the key `name`, for a character that no HTTP header may have.
@@ -318,7 +318,7 @@ async def events(chunks: AsyncIterable[bytes]) -> AsyncIterator[str]:
     """
     decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")("replace"), translate=True)
 
-    async def decoded() -> AsyncIterator[str]:
+    async def decode_chunks() -> AsyncIterator[str]:
         async for chunk in chunks:
             yield decoder.decode(chunk)
         yield decoder.decode(b"", final=True) + "\n\n"
@@ -326,7 +326,7 @@ async def events(chunks: AsyncIterable[bytes]) -> AsyncIterator[str]:
     data: list[str] = []
     parts: list[str] = []  # pieces of the incomplete line, joined once
     length = 0  # of the incomplete event
-    async for text in decoded():
+    async for text in decode_chunks():
         *complete, incomplete = text.split("\n")
         length = length + len(text)
         if length > _MAX_EVENT and not any(not line for line in complete):

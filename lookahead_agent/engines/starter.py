@@ -16,7 +16,6 @@ from typing import IO, Any
 
 import psutil
 
-from lookahead_agent.engines.background import describe
 from lookahead_agent.engines.processes import (
     PARENT,
     QUIET_VARIABLES,
@@ -25,6 +24,7 @@ from lookahead_agent.engines.processes import (
     socket_folder,
 )
 from lookahead_agent.errors import ConfigurationError, EngineError
+from lookahead_agent.system.background import describe
 
 _PROGRAM = "import runpy; runpy.run_module('lookahead_agent.engines.worker_main', run_name='__main__', alter_sys=True)"
 _MAX_IDLE = 2  # starters without engines, half a gigabyte each, that `keep_starters` keeps

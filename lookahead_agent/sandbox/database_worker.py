@@ -26,7 +26,7 @@ MAX_TEXT = 2_000
 
 
 @contextmanager
-def opened(address: str, seconds: float) -> Iterator[Any]:
+def open_cursor(address: str, seconds: float) -> Iterator[Any]:
     """Connect to a database for reading only; yield a cursor."""
     from sqlalchemy import NullPool, create_engine, make_url
 
@@ -69,7 +69,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     statement = request["statement"]
     if statement is not None and READS.match(statement) is None:
         raise ValueError("only SELECT statements are carried out: nothing can be changed or attached")
-    with opened(request["url"], request["seconds"]) as cursor:
+    with open_cursor(request["url"], request["seconds"]) as cursor:
         cursor.execute(COLUMNS if statement is None else statement)
         names = [column[0] for column in cursor.description or ()]
         rows: list[list[Any]] = []

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.engines.vllm_config import trained_context
+from lookahead_agent.engines.vllm_config import read_trained_context
 from lookahead_agent.errors import (
     ConfigurationError,
     ConversionError,
@@ -29,12 +29,13 @@ from lookahead_agent.errors import (
 )
 from lookahead_agent.hardware.diagnostics import diagnose
 from lookahead_agent.hardware.reply_speeds import ReplySpeeds
-from lookahead_agent.models.cache import CACHE_VARIABLE, cache_dir, create_once, damage
+from lookahead_agent.models.cache import create_once, damage
 from lookahead_agent.models.catalogue import ModelFacts
 from lookahead_agent.models.conversion import run_child
 from lookahead_agent.models.resolve import choose_models, fetch, fetch_tokenizer
-from lookahead_agent.progress import LogProgress
 from lookahead_agent.runtime.weights import kv_cache_bytes_per_token, weight_bytes
+from lookahead_agent.system.files import CACHE_VARIABLE, cache_dir
+from lookahead_agent.system.progress import LogProgress
 from lookahead_agent.testing import scripted_chat
 from tests.unit.test_cli import run
 from tests.unit.weights import weights
@@ -218,7 +219,7 @@ def test_pipe_or_folder_in_place_of_a_file_is_damage(model: Path, name: str, mak
 
 
 READERS: list[tuple[str, Callable[[Path], object]]] = [
-    ("max_position_embeddings", trained_context),
+    ("max_position_embeddings", read_trained_context),
     *((name, lambda folder: kv_cache_bytes_per_token(folder, {})) for name in ("num_hidden_layers", "head_dim")),
     *((name, lambda folder: weight_bytes(folder, {"load_format": "dummy"})) for name in ("hidden_size", "vocab_size")),
 ]
