@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from lookahead_agent.engines import background
 from lookahead_agent.engines.foreign_loop import ForeignLoop
 from lookahead_agent.errors import ForeignCodeError, LookaheadError, validation_message
+from lookahead_agent.truncation import truncate, truncation_notice
 
 MAX_RESULT_LENGTH = 50_000
 """Maximum length of a tool's result or error for a model, truncation notice included."""
@@ -40,13 +41,7 @@ def cut(text: str, rest: str, most: int = MAX_RESULT_LENGTH) -> str:
     if len(text) <= min(most, MAX_RESULT_LENGTH):
         return text
     available = MAX_RESULT_LENGTH - len(truncation_notice(len(text), len(text), rest))
-    shown = max(0, min(most, available))
-    return text[:shown] + truncation_notice(shown, len(text), rest)
-
-
-def truncation_notice(shown: int, length: int, rest: str) -> str:
-    """Return the last line of a truncated text; `rest` says how the model gets the rest."""
-    return f"\n… (cut: {shown:,} of {length:,} characters; {rest})"
+    return truncate(text, max(0, min(most, available)), rest)
 
 
 def error_text(error: BaseException) -> str:
