@@ -20,12 +20,12 @@ from typing import Any, cast
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.bench.summary import estimate, mean_difference
-from lookahead_agent.engines import background
 from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.generation.json_tool_parsers import JsonToolParser
 from lookahead_agent.generation.reader import ReplyReader
-from lookahead_agent.jsonl import RowFile
 from lookahead_agent.policy import as_policy
+from lookahead_agent.system import background
+from lookahead_agent.system.jsonl import RowFile
 
 CATEGORIES, MAX_TOKENS = ("simple_python", "multiple", "parallel"), 512
 TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": "string"}
@@ -105,7 +105,7 @@ def measure(name: str, llm: ChatLookahead, task: Task) -> None:
 for name in given.configuration:
     fields: Task = {"temperature": 0, "max_tokens": MAX_TOKENS, "return_token_ids": True, "use_daemon": False}
     fields |= {"policy": "off", "token_speculation": "none", "precision": "int8"} if name == "plain" else {}
-    with rows.writing(), ChatLookahead(**fields) as llm, ThreadPoolExecutor(given.concurrency) as pool:
+    with rows.open_for_writing(), ChatLookahead(**fields) as llm, ThreadPoolExecutor(given.concurrency) as pool:
         list(pool.map(partial(measure, name, llm), read_tasks(given.bfcl, given.limit)))
 for at_once in sorted({row["concurrency"] for row in rows.rows}):
     of = {(row["configuration"], row["id"]): row for row in rows.rows if row["concurrency"] == at_once}
@@ -116,5 +116,5 @@ for at_once in sorted({row["concurrency"] for row in rows.rows}):
         print(f"{at_once} at once, {category}: {len(both)} tasks, correct (plain, default): {right}")
     if pairs:
         gap = estimate(mean_difference, *([float(pair[side]["correct"]) for pair in pairs] for side in (1, 0)))
-        print("accuracy of default minus plain:", gap.shown("{:+.3f}".format))
+        print("accuracy of default minus plain:", gap.format("{:+.3f}".format))
         print("replies that differ:", [first["id"] for first, other in pairs if first["text"] != other["text"]])

@@ -20,14 +20,14 @@ from pydantic import (
     model_validator,
 )
 
-from lookahead_agent.delimiters import delimiter_finder
 from lookahead_agent.errors import (
     ConfigurationError,
     PolicyError,
     check_encodable,
     validation_message,
 )
-from lookahead_agent.imported import import_object
+from lookahead_agent.system.delimiters import delimiter_finder
+from lookahead_agent.system.imports import import_object
 
 VerifierName = Literal["off", "exact", "certified", "embedding", "judge", "cascade", "score", "likelihood", "random"]
 
@@ -106,7 +106,7 @@ DEFAULT_DEPTH = 4  # steps in flight (γ) when steps are speculated on and no de
 _FLAGS = re.I | re.M | re.S | re.X | re.A | re.U  # flags that only change what a pattern matches
 
 
-def _compiled(pattern: str, flags: int = 0) -> re.Pattern[str]:
+def _compile(pattern: str, flags: int = 0) -> re.Pattern[str]:
     """Compile a pattern; raises ValueError if it is invalid or too long."""
     if len(pattern) > _MAX_TEXT_LENGTH:
         raise ValueError(f"a pattern has at most {_MAX_TEXT_LENGTH} characters")
@@ -119,7 +119,7 @@ def _compiled(pattern: str, flags: int = 0) -> re.Pattern[str]:
 def _pattern_from_json(value: Any) -> Any:
     match value:
         case {"pattern": str() as pattern, "flags": int() as flags, **rest} if not rest:
-            return _compiled(pattern, flags & _FLAGS)
+            return _compile(pattern, flags & _FLAGS)
     return value
 
 
@@ -301,7 +301,7 @@ class VerifierPolicy(BaseModel):
     def with_verifier(self, fields: Mapping[str, Any]) -> VerifierPolicy:
         """Copy the policy with another verifier; raises PolicyError if another field contradicts it."""
         own = self.model_dump(exclude_unset=True, exclude={"verifier", *_VERIFIER_FIELDS})
-        policy = _validated({**own, "name": self.name, **fields})
+        policy = _validate({**own, "name": self.name, **fields})
         policy._rule = self._rule
         return policy
 
@@ -381,15 +381,15 @@ def as_policy(policy: PolicyLike) -> VerifierPolicy:
     if isinstance(policy, VerifierPolicy):
         return policy
     if isinstance(policy, str):
-        return _named(policy)
-    return _validated(policy)
+        return _parse(policy)
+    return _validate(policy)
 
 
 _PARTS = re.compile(r"(?:^|:)([^:=]*(?:=/.*?/(?=:|$))?[^:]*)")
 """The parts between colons, except colons within a pattern between slashes."""
 
 
-def _named(text: str) -> VerifierPolicy:
+def _parse(text: str) -> VerifierPolicy:
     if len(text) > _MAX_TEXT_LENGTH:
         raise PolicyError(f"a policy is written in at most {_MAX_TEXT_LENGTH} characters; this one has {len(text)}")
     name, *changes = _PARTS.findall(text)
@@ -408,7 +408,7 @@ def _named(text: str) -> VerifierPolicy:
             "of your own, as module:Class"
         )
     if not changes:
-        return POLICIES.get(name) or _validated(fields)
+        return POLICIES.get(name) or _validate(fields)
     changed: dict[str, Any] = {}
     for change in changes:
         field, separator, value = change.partition("=")
@@ -418,13 +418,13 @@ def _named(text: str) -> VerifierPolicy:
     if _VERIFIER_FIELDS & changed.keys():
         fields.pop("risk", None)  # an explicit threshold takes precedence over a certificate's
     fields |= changed
-    return _validated(fields | {"name": text})
+    return _validate(fields | {"name": text})
 
 
 def _value(text: str) -> Any:
     if len(text) > 2 and text.startswith("/") and text.endswith("/"):
         try:
-            return _compiled(text[1:-1])
+            return _compile(text[1:-1])
         except ValueError as error:
             raise PolicyError(str(error)) from error
     try:
@@ -433,7 +433,7 @@ def _value(text: str) -> Any:
         return text
 
 
-def _validated(fields: Mapping[str, Any]) -> VerifierPolicy:
+def _validate(fields: Mapping[str, Any]) -> VerifierPolicy:
     try:
         return VerifierPolicy.model_validate(fields)
     except ValidationError as error:

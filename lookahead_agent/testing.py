@@ -15,7 +15,7 @@ from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.engines.scripted import ScriptedEngine, ScriptedTokenizer, reply_script
 from lookahead_agent.runtime.engine_set import EngineSet
 
-Reply = Callable[[str], str]
+ReplyFunction = Callable[[str], str]
 """Maps a prompt to the whole reply. It is called again for each step and must return the same reply."""
 
 
@@ -27,7 +27,7 @@ class EqualTextEmbedder:
         return 1.0 if first == second else 0.0
 
 
-def scripted_engines(target: Reply | str, draft: Reply | None = None, **options: Any) -> EngineSet:
+def scripted_engines(target: ReplyFunction | str, draft: ReplyFunction | None = None, **options: Any) -> EngineSet:
     """Create scripted engines: a target with a delay, and a draft with the same replies or its own."""
     tokenizer = ScriptedTokenizer()
     return EngineSet(
@@ -37,7 +37,7 @@ def scripted_engines(target: Reply | str, draft: Reply | None = None, **options:
     )
 
 
-def scripted_chat(target: Reply | str, draft: Reply | None = None, **fields: Any) -> ChatLookahead:
+def scripted_chat(target: ReplyFunction | str, draft: ReplyFunction | None = None, **fields: Any) -> ChatLookahead:
     """Create a chat model with scripted replies.
 
     Args:
@@ -49,7 +49,7 @@ def scripted_chat(target: Reply | str, draft: Reply | None = None, **fields: Any
     return ChatLookahead(engines=scripted_engines(target, draft), **fields)
 
 
-def scripted_replies(**replies: str | Sequence[str]) -> Reply:
+def scripted_replies(**replies: str | Sequence[str]) -> ReplyFunction:
     """Create a script with replies for each kind of prompt.
 
     Args:

@@ -15,9 +15,9 @@ from langchain_core.messages import HumanMessage
 
 from lookahead_agent.chat.messages import template_messages
 from lookahead_agent.chat.model import ChatLookahead
-from lookahead_agent.engines import background
 from lookahead_agent.engines.protocol import top_logprobs
 from lookahead_agent.policy import as_policy
+from lookahead_agent.system import background
 
 
 def first_difference(first: Sequence[int], second: Sequence[int]) -> int | None:

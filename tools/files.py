@@ -12,10 +12,11 @@ from pathlib import Path
 
 from langchain_core.tools import BaseTool
 
-from lookahead_agent.agents.tool_use import MAX_RESULT_LENGTH, cut, make_tool
+from lookahead_agent.agents.tool_use import MAX_RESULT_LENGTH, make_tool, truncate
 from lookahead_agent.sandbox import working_folder
 from lookahead_agent.sandbox.protected_names import refuse_protected
 from lookahead_agent.sandbox.working_folder import read_regular
+from lookahead_agent.system.files import open_folder
 
 _MAX_BYTES = 1 << 20
 
@@ -50,10 +51,12 @@ def read_text(
         try:
             data = read_regular(basename, _MAX_BYTES, parent)
         except IsADirectoryError:
-            with working_folder.open_folder(basename, parent) as descriptor:
-                raise ValueError(f"{name!r} is a folder; it has {working_folder.listing(descriptor)}") from None
+            with open_folder(basename, parent) as descriptor:
+                raise ValueError(f"{name!r} is a folder; it has {working_folder.describe_names(descriptor)}") from None
         except FileNotFoundError:
-            raise ValueError(f"there is no file {name!r}; its folder has {working_folder.listing(parent)}") from None
+            raise ValueError(
+                f"there is no file {name!r}; its folder has {working_folder.describe_names(parent)}"
+            ) from None
         except OSError as error:
             raise ValueError(working_folder.refusal(name, error)) from None
         except ValueError as error:
@@ -82,7 +85,7 @@ def read_text(
     kept = shown[: MAX_RESULT_LENGTH - 200]
     line = start + kept.count("\n") + 1
     character = len(kept) - kept.rfind("\n") if "\n" in kept else skipped + len(kept) + 1
-    return cut(shown, f"read on from first_line={line}, first_character={character}", len(kept))
+    return truncate(shown, f"read on from first_line={line}, first_character={character}", len(kept))
 
 
 def write_text(root: Path, name: str, text: str, allow: Collection[str] = ()) -> str:

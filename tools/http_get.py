@@ -19,10 +19,10 @@ import httpx
 from httpx import codes
 from langchain_core.tools import BaseTool
 
-from lookahead_agent.agents.tool_use import MAX_RESULT_LENGTH, cut, make_tool
-from lookahead_agent.engines import background
+from lookahead_agent.agents.tool_use import MAX_RESULT_LENGTH, make_tool, truncate
 from lookahead_agent.errors import extra_imports
 from lookahead_agent.sandbox.documents import read_parts
+from lookahead_agent.system import background
 
 with extra_imports("the tool http_get needs its extra: pip install 'lookahead-agent[tools]'"):
     import webencodings
@@ -141,7 +141,7 @@ def fetch(
     text = page.text()
     if page.status >= 400:
         phrase = codes.get_reason_phrase(page.status)
-        reason = cut(text, "the rest is left out", _REASON)
+        reason = truncate(text, "the rest is left out", _REASON)
         raise ValueError(
             f"{_short(page.url)} answered {page.status} {phrase}".rstrip() + (f": {reason}" if reason else "")
         )
@@ -151,7 +151,7 @@ def fetch(
         raise ValueError(
             f"{_short(page.url)} has {len(text)} characters: there is none from first_character={first_character} on"
         )
-    text = cut(text[skipped:], f"fetch it again from first_character={skipped + most + 1}", most)
+    text = truncate(text[skipped:], f"fetch it again from first_character={skipped + most + 1}", most)
     return text or page.instead
 
 

@@ -22,7 +22,7 @@ from urllib.parse import unquote
 from langchain_core.tools import BaseTool
 
 from lookahead_agent import sandbox
-from lookahead_agent.agents.tool_use import MAX_RESULT_LENGTH, cut, make_tool
+from lookahead_agent.agents.tool_use import MAX_RESULT_LENGTH, make_tool, truncate
 from lookahead_agent.sandbox.sqlite_worker import table
 from lookahead_agent.sandbox.worker import code_blocks
 
@@ -64,7 +64,7 @@ def schema(database: str | Path) -> str:
     Raises:
         ValueError: The database does not exist, or cannot be read now.
     """
-    return cut(_run_worker(database, None, SqlLimits()), "SELECT name, sql FROM sqlite_master shows the others")
+    return truncate(_run_worker(database, None, SqlLimits()), "SELECT name, sql FROM sqlite_master shows the others")
 
 
 def query(database: str | Path, statement: str, limits: SqlLimits | None = None) -> str:
@@ -83,7 +83,7 @@ def query(database: str | Path, statement: str, limits: SqlLimits | None = None)
         ValueError: The statement is invalid, would change something, or takes too much time or memory; or the database
             is missing, locked or damaged. The message says which.
     """
-    return cut(_run_worker(database, _bare(statement), limits or SqlLimits()), _REST)
+    return truncate(_run_worker(database, _bare(statement), limits or SqlLimits()), _REST)
 
 
 def _bare(statement: str) -> str:

@@ -15,11 +15,10 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
+from lookahead_agent.chat.events import ReplyChunk
 from lookahead_agent.errors import ConfigurationError, LookaheadError, extra_imports
 
 _SQLITE = b"SQLite format 3\0"
-# By name, because `agents` imports no chat model.
-_REPLY_CHUNK = ("lookahead_agent.chat.events", "ReplyChunk")
 _POSTGRES = ("postgresql://", "postgres://")
 
 
@@ -48,7 +47,7 @@ def checkpointer(place: str | Path, *, allow: Iterable[type] = ()) -> Iterator[B
         try:
             saver = stack.enter_context(context)
             saver.place, saver.driver_error = where, driver_error
-            saver.serde = JsonPlusSerializer(allowed_msgpack_modules=(_REPLY_CHUNK, *allow))
+            saver.serde = JsonPlusSerializer(allowed_msgpack_modules=(ReplyChunk, *allow))
             saver.setup()
         except driver_error as error:
             raise ConfigurationError(f"the checkpoints cannot be kept in {where}: {error}") from error
@@ -59,7 +58,7 @@ def checkpointer(place: str | Path, *, allow: Iterable[type] = ()) -> Iterator[B
 def _sqlite(file: Path) -> tuple[AbstractContextManager[Any], type[Exception]]:
     from langgraph.checkpoint.sqlite import SqliteSaver
 
-    class Saver(_SyncAndAsync, SqliteSaver):
+    class SqliteCheckpoints(_SyncAndAsync, SqliteSaver):
         pass
 
     try:
@@ -71,7 +70,7 @@ def _sqlite(file: Path) -> tuple[AbstractContextManager[Any], type[Exception]]:
                 raise ConfigurationError(f"{file} is no SQLite file: choose another for the checkpoints")
     except OSError as error:
         raise ConfigurationError(f"the checkpoints cannot be kept in {file}: {error}") from error
-    return Saver.from_conn_string(str(file)), sqlite3.Error
+    return SqliteCheckpoints.from_conn_string(str(file)), sqlite3.Error
 
 
 def _postgres(url: str) -> tuple[AbstractContextManager[Any], type[Exception]]:
@@ -79,10 +78,10 @@ def _postgres(url: str) -> tuple[AbstractContextManager[Any], type[Exception]]:
         import psycopg
         from langgraph.checkpoint.postgres import PostgresSaver
 
-    class Saver(_SyncAndAsync, PostgresSaver):
+    class PostgresCheckpoints(_SyncAndAsync, PostgresSaver):
         pass
 
-    return Saver.from_conn_string(url), psycopg.Error
+    return PostgresCheckpoints.from_conn_string(url), psycopg.Error
 
 
 def _close(saver: Any) -> None:

@@ -18,7 +18,7 @@ from lookahead_agent.agents.planning import PlanMiddleware
 from lookahead_agent.agents.plans import parse_plan, plan_call, results_of
 from lookahead_agent.agents.prompts import lookahead_settings
 from lookahead_agent.agents.tool_results import ToolResultMiddleware
-from lookahead_agent.agents.tool_use import contained, error_text, is_read_only
+from lookahead_agent.agents.tool_use import contain_tool, error_text, is_read_only
 from lookahead_agent.agents.turns import AsyncHandler, Handler, ModelCall
 
 MAX_CALLS = 8  # Maximum number of concurrent early calls
@@ -54,7 +54,7 @@ class EarlyCallMiddleware(PlanMiddleware):
 
         def invoke(request: ToolCallRequest) -> Any:
             try:
-                return contained(cast(BaseTool, request.tool), asynchronous=False).invoke(request.tool_call)
+                return contain_tool(cast(BaseTool, request.tool), asynchronous=False).invoke(request.tool_call)
             except GraphBubbleUp:
                 raise
             except Exception as error:
@@ -90,7 +90,7 @@ class EarlyCallMiddleware(PlanMiddleware):
 
         async def ainvoke(request: ToolCallRequest) -> Any:
             try:
-                return await contained(cast(BaseTool, request.tool), asynchronous=True).ainvoke(request.tool_call)
+                return await contain_tool(cast(BaseTool, request.tool), asynchronous=True).ainvoke(request.tool_call)
             except GraphBubbleUp:
                 raise
             except Exception as error:
@@ -181,7 +181,7 @@ class _PlanCalls:
                     continue
                 if not complete and line.highest_reference >= line.number:
                     continue  # the result of a line that is not yet written, or an amount of money
-                if (arguments := line.filled(results)) is not None:
+                if (arguments := line.fill(results)) is not None:
                     call = plan_call(self._plan, line.number, tool.name, arguments)
                     if self._middleware.repeated_results(self._earlier, [call]):
                         continue

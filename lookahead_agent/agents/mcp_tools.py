@@ -22,7 +22,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from lookahead_agent.agents.mcp_files import McpServer as McpServer
 from lookahead_agent.agents.mcp_files import read_servers as read_servers
 from lookahead_agent.agents.tool_schemas import check_tool_schema, misfit
-from lookahead_agent.agents.tool_use import cut
+from lookahead_agent.agents.tool_use import truncate
 from lookahead_agent.errors import ConfigurationError, extra_imports, validation_message
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def _as_langchain_tool(
             result = await client.session.send_request(request, answer)
         except Exception as error:
             if _is_unreadable(error):
-                return f"{_carried_out(server)} its result cannot be read: {_problem(error)}"
+                return f"{_describe_carried_out(server)} its result cannot be read: {_problem(error)}"
             limit = f": {program.problem}" if program is not None and program.problem else ""
             raise ToolException(f"{_explain_failure(error, server)}{limit}") from error
         if isinstance(result, InputRequiredResult):
@@ -200,11 +200,13 @@ def _as_langchain_tool(
             texts.append(json.dumps(result.structured_content, ensure_ascii=False))
         text = "\n".join(texts)
         if result.is_error:
-            raise ToolException(cut(text, _REST) or "the tool failed and did not say why")
+            raise ToolException(truncate(text, _REST) or "the tool failed and did not say why")
         problem = misfit(result.structured_content, tool.output_schema)
         if problem is not None:
-            text = f"{_carried_out(server)} its result does not fit the tool's output schema: {problem}\n{text}"
-        return cut(text, _REST)
+            text = (
+                f"{_describe_carried_out(server)} its result does not fit the tool's output schema: {problem}\n{text}"
+            )
+        return truncate(text, _REST)
 
     def begin(arguments: dict[str, Any]) -> Future[str]:
         try:
@@ -220,7 +222,7 @@ def _as_langchain_tool(
     try:
         created = _McpTool(
             name=re.sub(r"[^A-Za-z0-9_-]", "_", tool.name),
-            description=cut(description, "the rest is left out", _MAX_DESCRIPTION_LENGTH),
+            description=truncate(description, "the rest is left out", _MAX_DESCRIPTION_LENGTH),
             args_schema={"properties": {}, **tool.input_schema},
             begin=begin,
             metadata=tool.annotations.model_dump(by_alias=True, exclude_none=True) if tool.annotations else {},
@@ -232,7 +234,7 @@ def _as_langchain_tool(
     return created
 
 
-def _carried_out(server: str) -> str:
+def _describe_carried_out(server: str) -> str:
     return f"the MCP server {server!r} has carried out the call, which need not be repeated, but"
 
 

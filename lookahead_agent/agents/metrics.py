@@ -29,21 +29,21 @@ class NodeMetrics(BaseCallbackHandler):
                 name = reported["node"]
                 node = self._nodes.setdefault(name, {"node": name, "policy": reported["policy"], "replies": 0})
                 summed = ("steps", "accepted", "verifier_calls", "target_forward_passes")
-                node |= _added(node, {"replies": 1} | {key: reported[key] for key in summed})
+                node |= _sum(node, {"replies": 1} | {key: reported[key] for key in summed})
                 node["acceptance_rate"] = acceptance_rate(node["accepted"], node["steps"])
                 tokens = message.usage_metadata["output_tokens"] if message.usage_metadata else 0
                 node["output_tokens"] = node.get("output_tokens", 0) + tokens
                 for key in ("tokens", "prompt_tokens"):
                     before = node.get(key, {})
-                    node[key] = {role: _added(before.get(role, {}), counts) for role, counts in reported[key].items()}
-                node["seconds"] = _added(node.get("seconds", {}), reported["seconds"])
+                    node[key] = {role: _sum(before.get(role, {}), counts) for role, counts in reported[key].items()}
+                node["seconds"] = _sum(node.get("seconds", {}), reported["seconds"])
 
     def nodes(self) -> list[dict[str, Any]]:
         """One entry per node, in the order in which the nodes first replied."""
         return list(self._nodes.values())
 
 
-def _added(total: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+def _sum(total: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """Sum two mappings by key; None if either value is unknown."""
     return {
         name: None if value is None or total.get(name, 0) is None else total.get(name, 0) + value

@@ -105,7 +105,7 @@ def project_files(name: str, template: str, tools: Sequence[str] = ("calculator"
     chosen = list({known[word].name: known[word] for word in tools}.values())
     tools_name = "SPECIALISTS" if template == "supervisor" else "TOOLS"  # their name in `tools.py`
     imports = {"from pathlib import Path", *(line for tool in chosen for line in tool.imports)}
-    loaded = f"load_tools({_listed([tool.source for tool in chosen], '')})"
+    loaded = f"load_tools({_format_list([tool.source for tool in chosen], '')})"
     values = {
         "name": name,
         "template": template,
@@ -155,13 +155,13 @@ def _agent(template: str, tools: str) -> str:
 
 def _script(replies: Mapping[str, Any]) -> str:
     written = {
-        prompt: _listed([repr(part) for part in reply], " " * 8) if isinstance(reply, list) else repr(reply)
+        prompt: _format_list([repr(part) for part in reply], " " * 8) if isinstance(reply, list) else repr(reply)
         for prompt, reply in replies.items()
     }
     return "".join(f"        {prompt}={reply},\n" for prompt, reply in written.items())
 
 
-def _listed(items: Sequence[str], indent: str) -> str:
+def _format_list(items: Sequence[str], indent: str) -> str:
     """Format a list as code, with one line per item."""
     lines = "".join(f"{indent}    {item},\n" for item in items)
     return f"[\n{lines}{indent}]"

@@ -27,11 +27,11 @@ from lookahead_agent.agents.plans import (
     PlanLine,
     PlanRun,
     exact_results,
+    format_plans,
     plan_call,
     plan_form,
     results_of,
     shorten,
-    shown_plans,
 )
 from lookahead_agent.agents.prompts import (
     OF_RUN,
@@ -44,7 +44,7 @@ from lookahead_agent.agents.prompts import (
 )
 from lookahead_agent.agents.run_record import ToolResult, messages_of_run, with_question
 from lookahead_agent.agents.tool_results import FitContextMiddleware
-from lookahead_agent.agents.tool_use import cut, is_read_only
+from lookahead_agent.agents.tool_use import is_read_only, truncate
 from lookahead_agent.agents.turns import RETRIES, ModelCall, Turn, TurnMiddleware
 
 NAMED_LENGTH = 4 * SHOWN_LENGTH  # Longest error, and longest result that a line references, in an executor's prompt
@@ -150,8 +150,8 @@ class PlanMiddleware(TurnMiddleware):
                     plan_now = ModelCall(
                         self._missing_plan_request(model_request, plan), plan=number, earlier=conversation.plans
                     )
-                    plan, *early = _joined(plan, (yield plan_now).result)
-                messages += [_named(plan, "planner"), *early]
+                    plan, *early = _prepend_thoughts(plan, (yield plan_now).result)
+                messages += [_name_reply(plan, "planner"), *early]
                 exact |= exact_results(early)
                 if early:  # early results: the outer middleware fits them into the context before they are read
                     return ModelResponse(result=messages)
@@ -174,7 +174,7 @@ class PlanMiddleware(TurnMiddleware):
                     messages.append(AIMessage(reply.text, name="executor", additional_kwargs={"line": line.number}))
                     continue
                 planned = plan_call(len(conversation.plans), line.number, call["name"], call["args"])
-                messages.append(_named(reply, "executor", [planned]))
+                messages.append(_name_reply(reply, "executor", [planned]))
                 earlier = [result for before, result in run.attempts.get(line.number, ()) if _is_same(before, call)]
                 if earlier:
                     messages.append(_result(planned, earlier[-1].text, "error", {REPEATED: True}))
@@ -185,7 +185,7 @@ class PlanMiddleware(TurnMiddleware):
                     continue
                 return ModelResponse(result=messages)
             task = HumanMessage(
-                FINISHER_TASK.format(question=conversation.question, results=shown_plans(conversation.plans))
+                FINISHER_TASK.format(question=conversation.question, results=format_plans(conversation.plans))
             )
             model_request = _node_request(request, "finisher", self._finisher, [*conversation.before, task])
             answer, *_ = (yield ModelCall(model_request)).result
@@ -259,7 +259,7 @@ class PlanMiddleware(TurnMiddleware):
         for line in run.lines:
             if line.tool is None or run.tries(line) or self._waits(line, run):
                 continue
-            if (arguments := line.filled(run.results)) is not None:
+            if (arguments := line.fill(run.results)) is not None:
                 ready.append((line.number, line.tool, arguments))
                 if self._keep_order(line, line):
                     break
@@ -276,7 +276,7 @@ class PlanMiddleware(TurnMiddleware):
             count = len(results_of(conversation.plans))
             known = "$1 stands" if count == 1 else f"$1 to ${count} stand"
             numbering = NUMBERING.format(next=count + 1, known=known) if count else ""
-            shown = shown_plans(conversation.plans, REPLAN_LENGTH)
+            shown = format_plans(conversation.plans, REPLAN_LENGTH)
             task = REPLANNER.format(question=task, results=shown, numbering=numbering)
         return _node_request(request, "planner", self._planner, [*conversation.before, HumanMessage(task)], (MARKER,))
 
@@ -292,10 +292,10 @@ class PlanMiddleware(TurnMiddleware):
         self, request: ModelRequest[Any], conversation: Conversation, run: PlanRun, line: PlanLine
     ) -> ModelRequest[Any]:
         attempts = run.attempts.get(line.number, ())
-        shown = run.shown(line, SHOWN_LENGTH, SHOWN_LENGTH if attempts else NAMED_LENGTH)
+        shown = run.format_results(line, SHOWN_LENGTH, SHOWN_LENGTH if attempts else NAMED_LENGTH)
         # A plan that is not numbered after earlier results references none of them, but a call may need them.
         earlier = [] if run.known else conversation.plans[:-1]
-        before = shown_plans(earlier, SHOWN_LENGTH, without=run.words(line)) if earlier else ""
+        before = format_plans(earlier, SHOWN_LENGTH, without=run.words(line)) if earlier else ""
         parts = {"question": conversation.question, "line": line.without_references()}
         results = "\n\n".join(filter(None, [before.removesuffix("none"), shown])) or "none"
         if attempts:
@@ -348,7 +348,11 @@ def _with_note(request: ToolCallRequest, result: ToolResult) -> ToolResult:
     is_planned = any((entry["name"], entry["args"]) == (call["name"], call["args"]) for entry in planned)
     if not isinstance(result, ToolMessage) or is_planned or not planned:
         return result
-    executed = {"name": call["name"], "args": call["args"], "text": cut(result.text, "ask the tool for less at once")}
+    executed = {
+        "name": call["name"],
+        "args": call["args"],
+        "text": truncate(result.text, "ask the tool for less at once"),
+    }
     return result.model_copy(update={"additional_kwargs": {**result.additional_kwargs, EXECUTED: executed}})
 
 
@@ -372,13 +376,13 @@ def _system_message(own: SystemMessage | None, system: str) -> SystemMessage:
     return SystemMessage(f"{own.text}\n\n{system}" if own is not None else system)
 
 
-def _named(reply: BaseMessage, name: str, calls: list[ToolCall] | None = None) -> AIMessage:
+def _name_reply(reply: BaseMessage, name: str, calls: list[ToolCall] | None = None) -> AIMessage:
     changed: dict[str, Any] = {"name": name} | ({"tool_calls": calls} if calls is not None else {})
     assert isinstance(reply, AIMessage)
     return reply.model_copy(update=changed)
 
 
-def _joined(thoughts: BaseMessage, replies: list[BaseMessage]) -> list[BaseMessage]:
+def _prepend_thoughts(thoughts: BaseMessage, replies: list[BaseMessage]) -> list[BaseMessage]:
     """Prepend the thoughts and the marker to the first reply."""
     plan, *more = replies
     intro, _, lines = plan.text.strip().rpartition(MARKER)
@@ -389,5 +393,5 @@ def _joined(thoughts: BaseMessage, replies: list[BaseMessage]) -> list[BaseMessa
 def _with_calls(messages: list[BaseMessage], calls: list[ToolCall]) -> list[BaseMessage]:
     """Add the calls to the turn's messages: to the planner's message, if that is the last one."""
     if messages and isinstance(last := messages[-1], AIMessage) and last.name == "planner":
-        return [*messages[:-1], _named(last, "planner", calls)]
+        return [*messages[:-1], _name_reply(last, "planner", calls)]
     return [*messages, AIMessage("", tool_calls=calls, name="executor")]

@@ -29,7 +29,7 @@ from lookahead_agent.agents.written_calls import (
     tokens,
     whole_reference,
 )
-from lookahead_agent.truncation import TRUNCATED
+from lookahead_agent.system.truncation import TRUNCATED
 
 MARKER = "Plan:"  # Ends the thoughts and begins the plan; after it only the target writes
 MAX_VALUE_LENGTH = 500  # Maximum length of a result inside a longer argument
@@ -96,7 +96,7 @@ class PlanLine:
         text = map_references(self.text, lambda number, text: "<unknown>" if number in later else text)
         return replace(self, text=text, arguments=None)
 
-    def filled(self, results: Mapping[int, str]) -> dict[str, Any] | None:
+    def fill(self, results: Mapping[int, str]) -> dict[str, Any] | None:
         """Return the arguments with results, by line number, in place of references.
 
         None: a model writes them. They are incomplete, or do not fit the tool's schema, or a truncated result or one of
@@ -229,12 +229,12 @@ class _Blocks:
         self._text, self.in_fence = text, in_fence
         self._last = {match[1]: match.start() for match in _CLOSING.finditer(text)}  # by fence
 
-    def opening(self, at: int) -> re.Match[str] | None:
+    def find_opening(self, at: int) -> re.Match[str] | None:
         """Return the beginning of the block under a call that ends at a place."""
         found = _OPENING.match(self._text, at)
         return found if found is not None and (found["language"].strip() or not self.in_fence) else None
 
-    def closing(self, opening: re.Match[str]) -> re.Match[str] | None:
+    def find_closing(self, opening: re.Match[str]) -> re.Match[str] | None:
         """Return the end of a block; None: it has none."""
         if self._last.get(opening["fence"], -1) < opening.end():  # without this, many openings take quadratic time
             return None
@@ -251,9 +251,9 @@ def _long_texts(plan: str, at: int, tools: Mapping[str, BaseTool], blocks: _Bloc
         end = token.end
         if token.is_long_text:
             yield token.start, end
-    if (opening := blocks.opening(end)) is None:
+    if (opening := blocks.find_opening(end)) is None:
         return
-    if (closing := blocks.closing(opening)) is not None:
+    if (closing := blocks.find_closing(opening)) is not None:
         yield end, closing.end()
     elif _read_call(plan[at:end], tools, _ANY_NUMBER)[1] is not None:
         yield end, len(plan)  # the rest is the argument that the call lacks
@@ -271,8 +271,8 @@ def _read_line(number: int, text: str, tools: Mapping[str, BaseTool], in_fence: 
     if line.arguments is None or line.parameters is None:
         return line
     arguments, after, blocks = line.arguments, _AFTER_CALL, _Blocks(text, in_fence)
-    opening = blocks.opening(end) if missing is not None else None
-    if missing is not None and opening is not None and (closing := blocks.closing(opening)) is not None:
+    opening = blocks.find_opening(end) if missing is not None else None
+    if missing is not None and opening is not None and (closing := blocks.find_closing(opening)) is not None:
         rows = [row.removeprefix(opening["indent"]) for row in text[opening.end() : closing.start()].split("\n")[1:]]
         arguments, end = arguments | {missing: "\n".join(rows)}, closing.end()
         after = _AFTER_CALL if in_fence else _AFTER_BLOCK
@@ -360,7 +360,7 @@ class PlanRun:
         """Return the number of attempts for a line."""
         return len(self.attempts.get(line.number, ())) + self.unwritten.get(line.number, 0)
 
-    def shown(self, line: PlanLine, most: int, most_named: int) -> str:
+    def format_results(self, line: PlanLine, most: int, most_named: int) -> str:
         """Format the other results for a model that writes the call of a line, without the words of its own failure.
 
         Each is shortened to `most` characters, or to `most_named` if the line references it.
@@ -412,7 +412,7 @@ def results_of(plans: Sequence[PlanRun]) -> list[tuple[ToolCall, ToolMessage]]:
     return [*latest.values()]
 
 
-def shown_plans(plans: Sequence[PlanRun], most: int | None = None, *, without: str | None = None) -> str:
+def format_plans(plans: Sequence[PlanRun], most: int | None = None, *, without: str | None = None) -> str:
     """Format what plans have tried: the results, numbered from 1, then failed calls with the tools' words, each once.
 
     A plan without a failure stands for what failed in the plans before it. `without` are words that are left out.

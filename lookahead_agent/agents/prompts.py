@@ -1,7 +1,6 @@
 """Texts for models from tools and messages, and the labels of model calls."""
 
 import json
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from inspect import cleandoc
 from typing import Any, TypeVar
@@ -13,7 +12,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from lookahead_agent.agents.tool_schemas import check_tools
 from lookahead_agent.errors import ConfigurationError
 
-Message = TypeVar("Message", bound=BaseMessage)
+MessageT = TypeVar("MessageT", bound=BaseMessage)
 
 REPEATED = "repeated"
 """Key in `additional_kwargs` of a `ToolMessage` whose call was skipped as a repetition."""
@@ -38,7 +37,7 @@ def describe_tools(tools: Iterable[BaseTool | Mapping[str, Any]]) -> str:
     """
     tools = [*tools]
     check_tools(tools)
-    return "\n".join(f"- {_described(convert_to_openai_tool(tool)['function'])}" for tool in tools)
+    return "\n".join(f"- {_describe(convert_to_openai_tool(tool)['function'])}" for tool in tools)
 
 
 _MAX_LEVELS = 4  # of objects and lists in the description of an argument
@@ -47,7 +46,7 @@ _MAX_LINES = 40  # of descriptions of arguments
 _MAX_DETAIL_LENGTH = 500  # of the description of an argument, in characters
 
 
-def _described(function: Mapping[str, Any]) -> str:
+def _describe(function: Mapping[str, Any]) -> str:
     parameters = _mapping(function.get("parameters"))
     properties = _mapping(parameters.get("properties"))
     required = parameters.get("required") or ()
@@ -131,7 +130,7 @@ def is_question(message: BaseMessage) -> bool:
     return is_human and message.additional_kwargs.get("lc_source") != "summarization"
 
 
-def since_last_question(messages: Sequence[Message]) -> Sequence[Message]:
+def since_last_question(messages: Sequence[MessageT]) -> Sequence[MessageT]:
     """Return the messages from the last question on, or from the one that a run is about.
 
     Raises:
@@ -261,8 +260,7 @@ def warm(model: object, messages: Sequence[BaseMessage], *, node: str) -> None:
 
 def _as_lookahead(model: object) -> Any:
     """Return the `ChatLookahead` behind a model with bound arguments; None if it is another model."""
-    # Importing the chat model takes seconds, and none exists before its module is loaded.
-    module = sys.modules.get("lookahead_agent.chat.model")
     while (inner := getattr(model, "bound", None)) is not None:
         model = inner
-    return model if module is not None and isinstance(model, module.ChatLookahead) else None
+    # By its type in LangChain, since importing the chat model takes seconds.
+    return model if getattr(model, "_llm_type", None) == "lookahead" else None

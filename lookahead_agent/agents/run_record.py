@@ -20,10 +20,10 @@ from langchain_core.tools import ToolException
 from langgraph.types import Command
 
 from lookahead_agent.agents.prompts import OF_RUN, is_question, since_last_question
-from lookahead_agent.agents.tool_use import contained, foreign_code
+from lookahead_agent.agents.tool_use import contain_tool, foreign_code
 from lookahead_agent.agents.written_calls import Parameters
-from lookahead_agent.engines.background import contain
 from lookahead_agent.errors import ForeignCodeError
+from lookahead_agent.system.background import contain
 
 ToolResult = ToolMessage | Command[Any]
 
@@ -70,23 +70,23 @@ class RunRecordMiddleware(AgentMiddleware[Any, Any, Any]):
 
 
 class ContainedToolMiddleware(AgentMiddleware[Any, Any, Any]):
-    """Calls tools so that their code can neither end the program nor block an event loop; see `contained`.
+    """Calls tools so that their code can neither end the program nor block an event loop; see `contain_tool`.
 
     Arguments that a JSON schema refuses are an error for the model: LangChain checks those of Pydantic's classes only.
     """
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolResult]) -> ToolResult:
         """Call the tool."""
-        return handler(_contained(request, asynchronous=False))
+        return handler(_contain(request, asynchronous=False))
 
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolResult]]
     ) -> ToolResult:
         """Run `wrap_tool_call` in an event loop."""
-        return await handler(_contained(request, asynchronous=True))
+        return await handler(_contain(request, asynchronous=True))
 
 
-def _contained(request: ToolCallRequest, *, asynchronous: bool) -> ToolCallRequest:
+def _contain(request: ToolCallRequest, *, asynchronous: bool) -> ToolCallRequest:
     if request.tool is None:
         return request
     if isinstance(request.tool.args_schema, dict):
@@ -94,7 +94,7 @@ def _contained(request: ToolCallRequest, *, asynchronous: bool) -> ToolCallReque
             Parameters.of(request.tool).check(request.tool_call["args"])
         except ValueError as error:
             raise ToolException(str(error)) from error
-    return request.override(tool=contained(request.tool, asynchronous=asynchronous))
+    return request.override(tool=contain_tool(request.tool, asynchronous=asynchronous))
 
 
 _HOOKS = ("before_agent", "before_model", "after_model", "after_agent", "wrap_model_call", "wrap_tool_call")
@@ -109,7 +109,7 @@ def contain_middleware(entry: AgentMiddleware[Any, Any, Any]) -> None:
             object.__setattr__(entry, name, wrap(hook))
 
 
-def _contained_sync(hook: Callable[..., Any]) -> Callable[..., Any]:
+def _contain_sync(hook: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(hook)
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -124,7 +124,7 @@ def _contained_sync(hook: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _contained_async(hook: Callable[..., Any]) -> Callable[..., Any]:
+def _contain_async(hook: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(hook)
     async def run(*args: Any, **kwargs: Any) -> Any:
         return await contain(hook(*args, **kwargs))
@@ -132,7 +132,7 @@ def _contained_async(hook: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-_KINDS = {"": _contained_sync, "a": _contained_async}
+_KINDS = {"": _contain_sync, "a": _contain_async}
 """How hooks are wrapped, by the beginning of their names."""
 
 

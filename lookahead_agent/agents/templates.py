@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from lookahead_agent.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from lookahead_agent import ChatLookahead
+    from lookahead_agent.chat.model import ChatLookahead
     from lookahead_agent.policy import VerifierPolicy
 
     build_plan_execute: Callable[..., Any]
@@ -88,7 +88,7 @@ def default_llm(policies: Mapping[str, str | VerifierPolicy]) -> ChatLookahead:
     Raises:
         LookaheadError: The settings are invalid.
     """
-    from lookahead_agent import ChatLookahead
+    from lookahead_agent.chat.model import ChatLookahead
 
     chosen: dict[str, Any] = {
         field: value for field in _FROM_ENVIRONMENT if (value := os.environ.get(f"LOOKAHEAD_{field.upper()}"))

@@ -19,10 +19,10 @@ from lookahead_agent.agents.turns import (
     ModelCall,
     Turn,
     TurnMiddleware,
+    bind_node,
     calls_of,
     has_failed,
     is_repetition,
-    named_call,
     turns_of,
 )
 
@@ -67,7 +67,7 @@ class ThinkingMiddleware(TurnMiddleware):
         if not self._is_needed(request):
             return (yield ModelCall(request))
         # A small model would continue with code, which belongs to the next turn.
-        thinker = named_call(request, self.node).bind(stop=["\n"])
+        thinker = bind_node(request, self.node).bind(stop=["\n"])
         thought = (yield ModelCall(request, thinker, self._messages(request))).result[0].text.strip()
         return _with_thought((yield ModelCall(_after_thought(request, thought))), thought)
 

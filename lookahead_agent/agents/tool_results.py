@@ -20,12 +20,11 @@ from langchain_core.messages.utils import count_tokens_approximately
 from langgraph.types import Command
 
 from lookahead_agent.agents.prompts import TOOL_HEADING, describe_tools
-from lookahead_agent.agents.tool_use import cut, error_text, with_sync_call
+from lookahead_agent.agents.run_record import ToolResult
+from lookahead_agent.agents.tool_use import error_text, truncate, with_sync_call
 from lookahead_agent.agents.turns import AsyncHandler
-from lookahead_agent.truncation import truncate
 
 CountTokens = Callable[[Sequence[BaseMessage]], int]
-ToolResult = ToolMessage | Command[Any]
 
 _SHARE = 4  # A result takes at most the context divided by this
 _KEPT = 3  # Number of latest results that are never cleared
@@ -87,12 +86,10 @@ class ToolResultMiddleware(AgentMiddleware[Any, Any, Any]):
             explanation = f"{TOOL_HEADING}{describe_tools([request.tool])}\n{_FAILED}"
         if isinstance(content, str):
             # A lone surrogate would fail the run when its state is saved.
-            text = (
-                self._fitting(content.encode(errors="replace").decode()) if content.strip() else _EMPTY
-            ) + explanation
+            text = (self._fit(content.encode(errors="replace").decode()) if content.strip() else _EMPTY) + explanation
             return message.model_copy(update={"content": text})
         media = [block for block in content if not _is_text(block)]
-        text = self._fitting("\n".join(describe_block(block) for block in content if _is_text(block))) + explanation
+        text = self._fit("\n".join(describe_block(block) for block in content if _is_text(block))) + explanation
         text = text if text.strip() or media else _EMPTY
         return message.model_copy(update={"content": [{"type": "text", "text": text}, *media] if text else media})
 
@@ -101,8 +98,8 @@ class ToolResultMiddleware(AgentMiddleware[Any, Any, Any]):
         profile: Mapping[str, Any] = self.llm.profile or {}
         return all(profile.get(f"{kind}_inputs") is False for kind in ("image", "audio", "video"))
 
-    def _fitting(self, text: str) -> str:
-        text = cut(text, _REST)
+    def _fit(self, text: str) -> str:
+        text = truncate(text, _REST)
         context = (self.llm.profile or {}).get("max_input_tokens")
         # A token has at least one character, so most results need no counting.
         if context is None or len(text) <= (limit := context // _SHARE):
@@ -110,7 +107,7 @@ class ToolResultMiddleware(AgentMiddleware[Any, Any, Any]):
         tokens = self.llm.get_num_tokens(text) if self.exact else count_tokens_approximately([HumanMessage(text)])
         if tokens <= limit:
             return text
-        return truncate(text, max(1, len(text) * limit // tokens), _REST)
+        return truncate(text, _REST, max(1, len(text) * limit // tokens))
 
 
 def describe_block(block: Any) -> str:
@@ -188,7 +185,7 @@ def _halve_a_text(messages: list[AnyMessage]) -> bool:
         indices = [index for index, message in enumerate(messages) if isinstance(message, kind)]
         longest = max(indices, key=lambda index: len(messages[index].text), default=None)
         if longest is not None and len(text := messages[longest].text) > 200:
-            halved = truncate(text, len(text) // 2 - 100, _REST)
+            halved = truncate(text, _REST, len(text) // 2 - 100)
             messages[longest] = messages[longest].model_copy(update={"content": halved})
             return True
     return False

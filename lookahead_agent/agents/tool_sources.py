@@ -14,7 +14,7 @@ from lookahead_agent.agents.mcp_tools import open_mcp_tools, read_servers
 from lookahead_agent.agents.templates import template
 from lookahead_agent.agents.tool_use import with_sync_call
 from lookahead_agent.errors import ConfigurationError, LookaheadError
-from lookahead_agent.imported import import_object
+from lookahead_agent.system.imports import import_object
 
 KINDS = ("sql:FILE", "docs:FOLDER", "files:FOLDER", "python", "calculator", "http:HOST,HOST", "MODULE:TOOL")
 """Forms of sources, as the command line shows them."""

@@ -16,32 +16,15 @@ from langchain_core.tools import BaseTool, StructuredTool, Tool, ToolException, 
 from langgraph.errors import GraphBubbleUp
 from pydantic import ValidationError
 
-from lookahead_agent.engines import background
 from lookahead_agent.engines.foreign_loop import ForeignLoop
 from lookahead_agent.errors import ForeignCodeError, LookaheadError, validation_message
-from lookahead_agent.truncation import truncate, truncation_notice
-
-MAX_RESULT_LENGTH = 50_000
-"""Maximum length of a tool's result or error for a model, truncation notice included."""
+from lookahead_agent.system import background
+from lookahead_agent.system.truncation import MAX_RESULT_LENGTH as MAX_RESULT_LENGTH
+from lookahead_agent.system.truncation import truncate as truncate
 
 _EXPECTED_ERRORS = (ToolException, ValueError, LookaheadError)  # Errors that a tool raises on purpose, to be read
 
 Given = ParamSpec("Given")
-
-
-def cut(text: str, rest: str, most: int = MAX_RESULT_LENGTH) -> str:
-    """Truncate a text that is too long for a model; the last line says how much is left out.
-
-    Args:
-        text: The text. Lone surrogates, which no message can carry, become "?".
-        rest: How the model gets the rest, such as "ask for fewer rows".
-        most: Maximum number of characters shown; with the last line there are at most `MAX_RESULT_LENGTH`.
-    """
-    text = text.encode(errors="replace").decode()
-    if len(text) <= min(most, MAX_RESULT_LENGTH):
-        return text
-    available = MAX_RESULT_LENGTH - len(truncation_notice(len(text), len(text), rest))
-    return truncate(text, max(0, min(most, available)), rest)
 
 
 def error_text(error: BaseException) -> str:
@@ -56,7 +39,7 @@ def error_text(error: BaseException) -> str:
         message = f"wrong arguments: {message}"
     elif not message or not isinstance(error, _EXPECTED_ERRORS):
         message = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    return cut(message, "the rest of this error is of no use")
+    return truncate(message, "the rest of this error is omitted")
 
 
 def make_tool(
@@ -76,16 +59,16 @@ def make_tool(
 
     def decorate(function: Callable[Given, str] | Callable[Given, Awaitable[str]]) -> BaseTool:
         @wraps(function)
-        def bounded(*args: Given.args, **kwargs: Given.kwargs) -> str:
+        def run_bounded(*args: Given.args, **kwargs: Given.kwargs) -> str:
             with _as_tool_exception():
-                return cut(cast("str", function(*args, **kwargs)), rest)
+                return truncate(cast("str", function(*args, **kwargs)), rest)
 
         @wraps(function)
-        async def abounded(*args: Given.args, **kwargs: Given.kwargs) -> str:
+        async def arun_bounded(*args: Given.args, **kwargs: Given.kwargs) -> str:
             with _as_tool_exception():
-                return cut(await cast("Awaitable[str]", function(*args, **kwargs)), rest)
+                return truncate(await cast("Awaitable[str]", function(*args, **kwargs)), rest)
 
-        created = tool(description=description)(abounded if iscoroutinefunction(function) else bounded)
+        created = tool(description=description)(arun_bounded if iscoroutinefunction(function) else run_bounded)
         created.handle_tool_error = True
         created.handle_validation_error = error_text
         if read_only is not None:
@@ -164,7 +147,7 @@ def _with_methods(original: BaseTool, **methods: Callable[..., Any]) -> BaseTool
     return copied
 
 
-def contained(original: BaseTool, *, asynchronous: bool) -> BaseTool:
+def contain_tool(original: BaseTool, *, asynchronous: bool) -> BaseTool:
     """Return a tool whose code can neither end the program nor, in an event loop, block it; see `foreign_code`.
 
     In `ainvoke`, a function runs in a thread of its own, so that calls that never return hold up no others.
@@ -172,11 +155,11 @@ def contained(original: BaseTool, *, asynchronous: bool) -> BaseTool:
     tool = _with_contained_code(original, asynchronous=asynchronous)
     # Validators, handlers of errors, and methods that a user's class overrides, are foreign code as well.
     if not asynchronous:
-        return _with_methods(tool, invoke=_contained_function(tool.invoke))
+        return _with_methods(tool, invoke=_contain_function(tool.invoke))
     kind, is_function = type(original), getattr(original, "coroutine", None) is None
     if kind.invoke is not BaseTool.invoke and kind.ainvoke in (StructuredTool.ainvoke, Tool.ainvoke) and is_function:
         return _with_methods(tool, ainvoke=_in_thread(tool.invoke))  # LangChain's `ainvoke` calls `invoke` for these
-    return _with_methods(tool, ainvoke=_contained_coroutine(tool.ainvoke))
+    return _with_methods(tool, ainvoke=_contain_coroutine(tool.ainvoke))
 
 
 def _with_contained_code(original: BaseTool, *, asynchronous: bool) -> BaseTool:
@@ -184,24 +167,24 @@ def _with_contained_code(original: BaseTool, *, asynchronous: bool) -> BaseTool:
     original = original if asynchronous else with_sync_call(original)
     if not isinstance(original, (StructuredTool, Tool)):
         if not asynchronous:
-            return _with_methods(original, _run=_contained_function(original._run))
+            return _with_methods(original, _run=_contain_function(original._run))
         own = type(original)._arun is not BaseTool._arun
-        return _with_methods(original, _arun=_contained_coroutine(original._arun) if own else _in_thread(original._run))
+        return _with_methods(original, _arun=_contain_coroutine(original._arun) if own else _in_thread(original._run))
     function, coroutine = original.func, original.coroutine
     if not asynchronous and function is not None:
-        return original.model_copy(update={"func": _contained_function(function)})
+        return original.model_copy(update={"func": _contain_function(function)})
     if coroutine is not None:
-        return original.model_copy(update={"coroutine": _contained_coroutine(coroutine)})
+        return original.model_copy(update={"coroutine": _contain_coroutine(coroutine)})
     if function is None or "callbacks" in signature(function).parameters:  # these are for a thread of LangChain's own
         return original
     return original.model_copy(update={"coroutine": _in_thread(function)})
 
 
-def _contained_function(function: Callable[..., Any]) -> Callable[..., Any]:
+def _contain_function(function: Callable[..., Any]) -> Callable[..., Any]:
     return wraps(function)(foreign_code()(function))
 
 
-def _contained_coroutine(coroutine: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+def _contain_coroutine(coroutine: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     @wraps(coroutine)
     async def run(*args: Any, **kwargs: Any) -> Any:
         return await background.contain(coroutine(*args, **kwargs))

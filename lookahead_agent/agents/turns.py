@@ -110,7 +110,7 @@ def calls_of(reply: AIMessage) -> list[tuple[str, dict[str, Any]]]:
     return [(call["name"], call["args"]) for call in reply.tool_calls]
 
 
-def named_call(request: ModelRequest[Any], node: str) -> Runnable[Any, AIMessage]:
+def bind_node(request: ModelRequest[Any], node: str) -> Runnable[Any, AIMessage]:
     """Bind the label `node` to the request's model."""
     settings = lookahead_settings(request.model, node=node)
     return request.model.bind(**{**reply_limit(request.model), **request.model_settings, **settings})
@@ -158,7 +158,7 @@ class FinalAnswerMiddleware(TurnMiddleware):
             settings = limit | lookahead_settings(request.model, node=self.node) | request.model_settings
             return (yield ModelCall(request.override(model_settings=settings)))
         messages = [SystemMessage(self.prompt), *conversation_with_results(request.messages, "Results")]
-        reply = (yield ModelCall(request, named_call(request, self.finisher), messages)).result[0]
+        reply = (yield ModelCall(request, bind_node(request, self.finisher), messages)).result[0]
         if not reply.text.strip():
             results = result_blocks(since_last_question(request.messages))
             reply = reply.model_copy(update={"content": f"The model wrote no answer. Results:\n\n{results}"})

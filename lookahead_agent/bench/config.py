@@ -76,7 +76,7 @@ class TaskConfig(BaseModel):
 
     @field_validator("modes")
     @classmethod
-    def _known_modes(cls, modes: tuple[ModeName, ...]) -> tuple[ModeName, ...]:
+    def _order_modes(cls, modes: tuple[ModeName, ...]) -> tuple[ModeName, ...]:
         if not modes or PEER in modes:
             raise ValueError("no mode is named" if not modes else "servers are named by peers")
         return tuple(sorted(dict.fromkeys(modes), key=lambda mode: mode != BASELINE))
@@ -189,7 +189,7 @@ def make_config(fields: dict[str, Any]) -> BenchConfig:
 
 
 @dataclass(frozen=True)
-class Configuration:
+class TaskConfiguration:
     """One configuration of a task."""
 
     mode: ModeName
@@ -234,20 +234,20 @@ class Configuration:
         }
 
 
-def configurations_of(task: TaskConfig) -> list[Configuration]:
+def configurations_of(task: TaskConfig) -> list[TaskConfiguration]:
     """List all configurations of a task, the baseline first; raises an error for unknown policies."""
     configurations = []
     for mode in task.modes:
         if mode not in LOOKAHEAD:
             lossless = task.parity and mode == "auto"
-            configurations.append(Configuration(mode, "exact" if lossless else _MODE_POLICIES.get(mode, "off")))
+            configurations.append(TaskConfiguration(mode, "exact" if lossless else _MODE_POLICIES.get(mode, "off")))
             if mode == BASELINE:
                 precisions = [cast(Precision, variant.removeprefix("off ")) for variant in dict.fromkeys(task.variants)]
-                configurations += [Configuration(mode, "off", precision=precision) for precision in precisions]
+                configurations += [TaskConfiguration(mode, "off", precision=precision) for precision in precisions]
             continue
         for policy, depth in product(task.policies, task.depths or (None,)):
-            configurations.append(Configuration(mode, policy, f"depth={depth}" if depth is not None else ""))
-    configurations += [Configuration(PEER, "off", peer=peer) for peer in task.peers]
+            configurations.append(TaskConfiguration(mode, policy, f"depth={depth}" if depth is not None else ""))
+    configurations += [TaskConfiguration(PEER, "off", peer=peer) for peer in task.peers]
     node_policies = template_policies(task)
     for configuration in configurations:
         default, nodes = configuration.policies(node_policies)
@@ -264,7 +264,7 @@ def template_policies(task: TaskConfig) -> dict[str, str]:
 def chat_model(
     config: BenchConfig,
     task: TaskConfig,
-    configuration: Configuration,
+    configuration: TaskConfiguration,
     *,
     on_cpu: bool | None = None,
     make: Callable[..., ChatLookahead] = ChatLookahead,

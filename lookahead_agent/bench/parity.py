@@ -54,7 +54,7 @@ def parity(samples: Iterable[Sample]) -> list[Parity]:
                 configuration,
                 len(pairs),
                 sum(len(acts) for off, _ in pairs for acts in actions_of(off).values()),
-                sum(_promised(off) and _promised(on) for off, on in pairs),
+                sum(_must_equal_target(off) and _must_equal_target(on) for off, on in pairs),
                 [difference for off, on in pairs if (difference := _difference(off, on)) is not None],
             )
         )
@@ -78,7 +78,7 @@ def actions_of(sample: Sample) -> dict[str, list[str]]:
 
 
 def _difference(off: Sample, on: Sample) -> Difference | None:
-    promised = _promised(off) and _promised(on)
+    promised = _must_equal_target(off) and _must_equal_target(on)
     first, second = actions_of(off), actions_of(on)
     for node in dict.fromkeys((*first, *second)):
         pairs = zip_longest(first.get(node, []), second.get(node, []), fillvalue="")
@@ -92,7 +92,7 @@ def _difference(off: Sample, on: Sample) -> Difference | None:
     return None
 
 
-def _promised(sample: Sample) -> bool:
+def _must_equal_target(sample: Sample) -> bool:
     """Whether all tokens of a run must be the target's own; at temperature 0, these are determined."""
     return all(call.accepted == 0 or _is_lossless(call.policy) for call in sample.calls)
 

@@ -7,7 +7,7 @@ import httpx
 from langchain_core.language_models import BaseChatModel
 from langchain_core.outputs import ChatGenerationChunk
 
-from lookahead_agent.bench.config import BenchConfig, Configuration, TaskConfig
+from lookahead_agent.bench.config import BenchConfig, TaskConfig, TaskConfiguration
 from lookahead_agent.errors import ConfigurationError, EngineError, extra_imports
 
 with extra_imports("peers need langchain-openai: pip install 'lookahead-agent[bench]'"):
@@ -38,7 +38,7 @@ class PeerChat(ChatOpenAI):
         """Do nothing: the user stops the server."""
 
 
-def peer_chat(config: BenchConfig, task: TaskConfig, configuration: Configuration) -> PeerChat:
+def peer_chat(config: BenchConfig, task: TaskConfig, configuration: TaskConfiguration) -> PeerChat:
     """Create the chat model for the first model that a server lists.
 
     Raises:

@@ -15,16 +15,14 @@ from lookahead_agent.bench.summary import (
     ConfigurationSummary,
     Estimate,
     by_configuration,
-    measured_levers,
+    measure_levers,
     spans_of_samples,
     summarize,
 )
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.models.cache import writable, write_atomically
-from lookahead_agent.plain_text import plain
-from lookahead_agent.trace.node_times import tables
-
-Table = tuple[list[str], list[list[str]]]  # headings and rows
+from lookahead_agent.system.files import writable, write_atomically
+from lookahead_agent.system.plain_text import plain
+from lookahead_agent.trace.node_times import Table, tables
 
 _ESTIMATES = ("accuracy", "accuracy_difference", "speedup", "rate_ratio")
 """Figures of a configuration that have an interval."""
@@ -133,7 +131,7 @@ class Report(BaseReport):
             if not any("prompt" in call.busy for sample in samples for call in sample.calls):
                 continue  # measured by an older version
             seconds = sum(sample.seconds for sample in samples)
-            node_and_levers = tables(spans_of_samples(samples), measured_levers(of_task), len(samples), seconds)
+            node_and_levers = tables(spans_of_samples(samples), measure_levers(of_task), len(samples), seconds)
             headings, rows = node_and_levers[0]
             times.append((["configuration", *headings], [[configuration, *row] for row in rows]))
             levers += node_and_levers[1:] if configuration == BASELINE else []
@@ -160,7 +158,7 @@ def _table(rows: Sequence[ConfigurationSummary]) -> Table:
 
 
 def _cell(value: Estimate | None, form: Callable[[float], str], ends: Callable[[float], str] | None = None) -> str:
-    return "" if value is None else value.shown(form, ends)
+    return "" if value is None else value.format(form, ends)
 
 
 _COLUMNS: dict[str, Callable[[ConfigurationSummary], str]] = {

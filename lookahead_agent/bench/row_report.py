@@ -5,8 +5,9 @@ from statistics import median
 from typing import Any
 
 from lookahead_agent.bench.pictures import Bar, Panel
-from lookahead_agent.bench.report import BaseReport, Table
+from lookahead_agent.bench.report import BaseReport
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.trace.node_times import Table
 
 _GROUPS = ("version", "variant", "configuration", "precision", "template")
 """Fields that name a configuration: rows with equal ones are one group, unless the caller names others."""

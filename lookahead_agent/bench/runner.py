@@ -22,9 +22,9 @@ from lookahead_agent.bench.config import (
     MODES,
     PEER,
     BenchConfig,
-    Configuration,
     ModeName,
     TaskConfig,
+    TaskConfiguration,
     TaskName,
     chat_model,
     configurations_of,
@@ -33,12 +33,12 @@ from lookahead_agent.bench.problems import Problem, dataset_file, read_problems
 from lookahead_agent.bench.samples import CallRecorder, Sample, SampleKey, environment, read_results
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.chat.requests import POLICY_KEY
-from lookahead_agent.engines import background
 from lookahead_agent.engines.starter import keep_starters
 from lookahead_agent.errors import ConfigurationError, EngineError
-from lookahead_agent.jsonl import RowFile
 from lookahead_agent.policy import as_policy
-from lookahead_agent.progress import Progress
+from lookahead_agent.system import background
+from lookahead_agent.system.jsonl import RowFile
+from lookahead_agent.system.progress import Progress
 
 _WARM_UP = "What is 7 * 8? Think in two short steps with a blank line between them."
 _WARM_UP_TOKENS = 48
@@ -50,7 +50,7 @@ class Job:
     """A sample to be measured; `block` and `sample` as in `Sample`."""
 
     task: TaskConfig
-    configuration: Configuration
+    configuration: TaskConfiguration
     problem: Problem
     sample: int
     block: int = 0
@@ -61,7 +61,7 @@ class Job:
         return self.block, self.task.name, self.configuration.name, self.problem.id, self.sample
 
 
-Turn = list[Job]  # jobs of one configuration that run in parallel
+JobTurn = list[Job]  # jobs of one configuration that run in parallel
 
 
 def solve(
@@ -134,7 +134,7 @@ class Bench:
         self,
         config: BenchConfig,
         out: Path,
-        make_model: Callable[[BenchConfig, TaskConfig, Configuration], ChatLookahead] = chat_model,
+        make_model: Callable[[BenchConfig, TaskConfig, TaskConfiguration], ChatLookahead] = chat_model,
         solve_problem: Callable[..., str] = solve,
     ) -> None:
         self.config = config
@@ -153,8 +153,8 @@ class Bench:
         self._settings = {task.name: _settings(config, task) for task in config.tasks}
         self._check_settings()
         # A peer has a chat model of another class, also with `start` and `close`.
-        self._models: dict[tuple[TaskConfig, Configuration], Any] = {}
-        self._running: set[tuple[TaskConfig, Configuration]] = set()
+        self._models: dict[tuple[TaskConfig, TaskConfiguration], Any] = {}
+        self._running: set[tuple[TaskConfig, TaskConfiguration]] = set()
         for job in itertools.chain.from_iterable(self._turns):
             if (job.task, job.configuration) not in self._models:
                 create: Callable[..., Any] = make_model
@@ -167,7 +167,7 @@ class Bench:
         """Number of samples of the whole benchmark."""
         return sum(len(turn) for turn in self._turns)
 
-    def missing(self) -> list[Turn]:
+    def list_missing(self) -> list[JobTurn]:
         """Return the turns, without the samples that the file already has."""
         known = {sample.key for sample in self.results()}
         turns = [[job for job in turn if job.key not in known] for turn in self._turns]
@@ -181,10 +181,10 @@ class Bench:
         self, progress: Progress | None = None, on_sample: Callable[[Sample], None] = lambda _: None
     ) -> list[Sample]:
         """Measure the missing samples; `progress` shows how models are loaded."""
-        with self.out.writing(), ExitStack() as running:
+        with self.out.open_for_writing(), ExitStack() as running:
             running.enter_context(keep_starters())
             running.callback(self._run_only, set(), progress)
-            for _, turns in itertools.groupby(self.missing(), lambda turn: turn[0].block):
+            for _, turns in itertools.groupby(self.list_missing(), lambda turn: turn[0].block):
                 block_turns = list(turns)
                 self._run_only({(job.task, job.configuration) for turn in block_turns for job in turn}, progress)
                 for turn in block_turns:
@@ -201,7 +201,7 @@ class Bench:
             if sample.settings != self._settings[sample.task] or not same_problem:
                 raise ConfigurationError(f"{self.out.path} has results of other settings: choose another file")
 
-    def _run_only(self, needed: set[tuple[TaskConfig, Configuration]], progress: Progress | None) -> None:
+    def _run_only(self, needed: set[tuple[TaskConfig, TaskConfiguration]], progress: Progress | None) -> None:
         for name in self._running - needed:
             self._models[name].close()
         self._running &= needed
@@ -212,7 +212,7 @@ class Bench:
         for name in new:
             self._models[name].invoke(_WARM_UP, max_tokens=_WARM_UP_TOKENS)
 
-    def _measure(self, turn: Turn, on_sample: Callable[[Sample], None]) -> None:
+    def _measure(self, turn: JobTurn, on_sample: Callable[[Sample], None]) -> None:
         llm, peer = self._models[turn[0].task, turn[0].configuration], turn[0].configuration.peer
         engines = background.run(_engines(llm)) if not peer else {"target": {"server": peer, "model": llm.model_name}}
         # In daemon threads, which do not block the exit of an interrupted program; the first failure ends the turn.
@@ -234,7 +234,7 @@ class Bench:
             raise
         except Exception as error:  # a failed graph is a result; other samples continue
             failure = f"{type(error).__name__}: {error}"
-        seconds = recorder.elapsed()
+        seconds = recorder.measure_elapsed()
         return Sample(
             task=job.task.name,
             workload=job.task.task,
@@ -258,8 +258,12 @@ class Bench:
 
 
 def _turns(
-    task: TaskConfig, known: Sequence[Configuration], problems: Sequence[Problem], block: int, modes: Sequence[ModeName]
-) -> list[Turn]:
+    task: TaskConfig,
+    known: Sequence[TaskConfiguration],
+    problems: Sequence[Problem],
+    block: int,
+    modes: Sequence[ModeName],
+) -> list[JobTurn]:
     """List all turns of a task in these modes.
 
     The order rotates with each group of problems, and every other round of three or more configurations is reversed.

@@ -26,7 +26,7 @@ class Estimate:
     low: float | None = None  # lower end; None: too few problems, as for `high`
     high: float | None = None  # upper end
 
-    def shown(self, form: Callable[[float], str], ends: Callable[[float], str] | None = None) -> str:
+    def format(self, form: Callable[[float], str], ends: Callable[[float], str] | None = None) -> str:
         """Format as "0.49 (0.43 to 0.53)"; `ends` formats the interval, by default like `form`."""
         if self.low is None or self.high is None:
             return form(self.value)
@@ -102,7 +102,7 @@ def spans_of_samples(samples: Sequence[Sample]) -> list[Span]:
     return spans
 
 
-def measured_levers(samples: Sequence[Sample]) -> dict[str, float]:
+def measure_levers(samples: Sequence[Sample]) -> dict[str, float]:
     """Return the mean seconds of writing that each measured lever saves a run of this task against the target alone."""
     groups = {configuration: members for (_, configuration), members in by_configuration(samples).items()}
     saved = {}
@@ -110,11 +110,11 @@ def measured_levers(samples: Sequence[Sample]) -> dict[str, float]:
         mode, method = members[0].mode, members[0].settings.get("token_speculation")
         name = {"shared_draft": "shared draft", "sd": "prompt lookup" if method == "ngram" else None}.get(mode)
         if name is not None and (paired := pairs(members, groups.get(BASELINE, []))):
-            saved[name] = float(np.mean([_writing(alone) - _writing(mine) for mine, alone in paired]))
+            saved[name] = float(np.mean([_sum_writing(alone) - _sum_writing(mine) for mine, alone in paired]))
     return saved
 
 
-def _writing(sample: Sample) -> float:
+def _sum_writing(sample: Sample) -> float:
     return sum(call.busy.get("writing", 0.0) for call in sample.calls)
 
 
@@ -144,8 +144,8 @@ def _summary(samples: Sequence[Sample], baseline: Sequence[Sample]) -> Configura
         tokens_per_second=float(np.median([sample.tokens_per_second for sample in finished])),
         first_token=float(np.median(first_tokens)) if first_tokens else None,
         acceptance=acceptance_of(calls),
-        wasted_target=_wasted(calls, "target") / output,
-        wasted_draft=_wasted(calls, "draft") / output,
+        wasted_target=_count_wasted(calls, "target") / output,
+        wasted_draft=_count_wasted(calls, "draft") / output,
         verifier_share=sum(call.busy.get("verifier", 0.0) for call in calls)
         / max(sum(call.seconds for call in calls), 1e-9),
         same_tokens=_same_tokens(paired),
@@ -185,7 +185,7 @@ def _by_problem(samples: Iterable[Sample], of: Callable[[Sample], float]) -> lis
     return [float(np.mean(group)) for group in values.values()]
 
 
-def _wasted(calls: Iterable[CallRecord], role: str) -> int:
+def _count_wasted(calls: Iterable[CallRecord], role: str) -> int:
     counts = [call.tokens.get(role, {}) for call in calls]
     return sum(count.get("rejected", 0) + count.get("aborted", 0) for count in counts)
 

@@ -31,15 +31,15 @@ from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.decoding import DecodingSettings, ReplyRequest, lookahead
 from lookahead_agent.decoding.step import Step
 from lookahead_agent.decoding.verifier import StepPair, Verdict
-from lookahead_agent.engines import background
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.errors import ConfigurationError, EngineError
 from lookahead_agent.generation.call_options import CallOptions
-from lookahead_agent.jsonl import RowFile
 from lookahead_agent.policy import as_policy
-from lookahead_agent.progress import Progress
 from lookahead_agent.runtime.engine_set import EngineSet
-from lookahead_agent.verifiers.random_accept import draw
+from lookahead_agent.system import background
+from lookahead_agent.system.jsonl import RowFile
+from lookahead_agent.system.progress import Progress
+from lookahead_agent.verifiers.random_accept import hash_to_unit_interval
 
 _SEEDS = 1 << 31
 _TEMPERATURE = 0.7  # sampling temperature of continuations, which must vary
@@ -82,10 +82,10 @@ class Collector:
 
     def run(self, progress: Progress) -> None:
         """Collect the pairs and outcomes that the file lacks."""
-        with self._file.writing():
+        with self._file.open_for_writing():
             seen = {row["problem"] for row in pair_rows(self._file.rows)}
             pairless = [problem for problem in self.problems if problem.id not in seen]
-            if not pairless and not self._unfinished() and not self._unmeasured():
+            if not pairless and not self._list_unlabelled() and not self._list_unmeasured():
                 return
             self.llm.start(progress)
             # In batches of problems: after an interruption, nearly all pairs in the file have their label.
@@ -105,20 +105,20 @@ class Collector:
             if any(row["settings"] != settings for row in pair_rows(self._file.rows)):
                 raise ConfigurationError(f"{self._file.path} has pairs of other models: choose another file")
             await self._append(self._pair(engines, engines.draft, problem, settings) for problem in problems)
-            await self._append(self._outcomes(engines.target, pair) for pair in self._unfinished())
+            await self._append(self._outcomes(engines.target, pair) for pair in self._list_unlabelled())
             self._check_models(engines)
-            await self._append(self._scores(engines, *unmeasured) for unmeasured in self._unmeasured())
+            await self._append(self._scores(engines, *unmeasured) for unmeasured in self._list_unmeasured())
 
     async def _append(self, rows: Iterable[Coroutine[Any, Any, BaseModel]]) -> None:
         async with aclosing(background.as_completed(rows)) as found:
             async for row in found:
                 self._file.append(row.model_dump(mode="json"))
 
-    def _unfinished(self) -> list[LabelledPair]:
+    def _list_unlabelled(self) -> list[LabelledPair]:
         """The pairs without a label yet."""
         return [pair for pair in self.pairs.values() if pair.changes_outcome is None]
 
-    def _unmeasured(self) -> list[tuple[LabelledPair, list[Measure]]]:
+    def _list_unmeasured(self) -> list[tuple[LabelledPair, list[Measure]]]:
         """The pairs that lack scores, with the missing measures."""
         missing = [(pair, [name for name in self.measures if name not in pair.scores]) for pair in self.pairs.values()]
         return [(pair, names) for pair, names in missing if names]
@@ -162,7 +162,9 @@ class Collector:
         row: dict[str, Any] = {"settings": shared, "environment": environment(), "reply": reply.text}
         row |= {name: getattr(problem, name) for name in ("fingerprint", "question", "answer")}
         if recorder.pairs:
-            pair = recorder.pairs[int(draw(self.seed, "position", problem.fingerprint) * len(recorder.pairs))]
+            pair = recorder.pairs[
+                int(hash_to_unit_interval(self.seed, "position", problem.fingerprint) * len(recorder.pairs))
+            ]
             before = bisect_left(reply.text_ends, len(pair.before)) + 1 if pair.before else 0
             row |= {name: getattr(pair, name) for name in ("before", "position", "draft", "target")}
             row |= {"before_ids": reply.token_ids[:before], "positions": len(recorder.pairs)}
@@ -174,7 +176,7 @@ class Collector:
         steps = {"draft": row.pair.draft, "target": row.pair.target}
         correct: dict[str, list[bool]] = {"draft": [], "target": []}
         answer = row.answer
-        while missing := self.rule.missing(correct["draft"], correct["target"]):
+        while missing := self.rule.count_missing(correct["draft"], correct["target"]):
             numbers = range(len(correct["draft"]), len(correct["draft"]) + missing)
             texts = {
                 side: await background.gather_or_cancel(
@@ -194,7 +196,7 @@ class Collector:
         budget = self._sampling.max_tokens - len(prefix)
         if step.end.ends_reply or budget < 1:
             return row.before + step.text
-        seed = int(draw(self.seed, row.problem, side, number) * _SEEDS)
+        seed = int(hash_to_unit_interval(self.seed, row.problem, side, number) * _SEEDS)
         sampling = replace(self._sampling, seed=seed, max_tokens=budget, temperature=_TEMPERATURE)
         prompt, ids = _prompt(target, row.question), list(prefix)
         async with self._slots, aclosing(target.generate((*prompt, *prefix), sampling)) as deltas:

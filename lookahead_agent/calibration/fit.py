@@ -41,7 +41,7 @@ async def measure(engines: EngineSet, row: PairRow, names: Sequence[Measure]) ->
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ThresholdCandidate:
     """A verifier whose threshold can be learnt."""
 
     name: str
@@ -94,15 +94,15 @@ class Candidate:
 
 _CASCADE = {"verifier": "cascade", "similarity": 0.95, "ask_judge_from": 0.65, "both_orders": True}
 GRID = tuple(number / 100 for number in range(101))  # thresholds to choose from, fixed before any pair is seen
-CANDIDATES: dict[str, Candidate] = {
+CANDIDATES: dict[str, ThresholdCandidate] = {
     candidate.name: candidate
     for candidate in (
-        Candidate("embedding", "similarity", {"verifier": "embedding"}),
-        Candidate("embedding+results", "similarity", {"verifier": "embedding", "same_numbers": True}),
-        Candidate("judge", "p_aligned", {"verifier": "judge", "same_numbers": False}),
-        Candidate("judge+results", "p_aligned", {"verifier": "judge", "same_numbers": True}),
-        Candidate("both orders", "p_aligned", {"verifier": "judge", "both_orders": True}),
-        Candidate("cascade", "p_aligned", _CASCADE),
+        ThresholdCandidate("embedding", "similarity", {"verifier": "embedding"}),
+        ThresholdCandidate("embedding+results", "similarity", {"verifier": "embedding", "same_numbers": True}),
+        ThresholdCandidate("judge", "p_aligned", {"verifier": "judge", "same_numbers": False}),
+        ThresholdCandidate("judge+results", "p_aligned", {"verifier": "judge", "same_numbers": True}),
+        ThresholdCandidate("both orders", "p_aligned", {"verifier": "judge", "both_orders": True}),
+        ThresholdCandidate("cascade", "p_aligned", _CASCADE),
     )
 }
 """Verifiers by name; "+results" compares numbers, units and equations first, and so do "both orders" and "cascade"."""
@@ -114,11 +114,11 @@ _TIE = 0.02  # relative difference in accepted pairs up to which the cheaper ver
 class Fit:
     """A verifier's thresholds by risk, without risks that it cannot keep."""
 
-    candidate: Candidate
+    candidate: ThresholdCandidate
     of_risk: Mapping[float, Threshold]
 
 
-def scored(pairs: Mapping[str, LabelledPair], candidate: Candidate) -> dict[str, ScoredPair]:
+def score_pairs(pairs: Mapping[str, LabelledPair], candidate: ThresholdCandidate) -> dict[str, ScoredPair]:
     """Score labelled pairs for a verifier, by problem; pairs without a label are left out."""
     found = {}
     for problem, pair in pairs.items():
@@ -134,13 +134,13 @@ def scored(pairs: Mapping[str, LabelledPair], candidate: Candidate) -> dict[str,
     return found
 
 
-def fit(pairs: Mapping[str, LabelledPair], candidates: Sequence[Candidate]) -> list[Fit]:
+def fit(pairs: Mapping[str, LabelledPair], candidates: Sequence[ThresholdCandidate]) -> list[Fit]:
     """Learn verifiers' thresholds from pairs by problem; their bounds allow for choosing the best verifier per risk."""
     tests = len(candidates)
-    return [Fit(each, thresholds(list(scored(pairs, each).values()), GRID, tests=tests)) for each in candidates]
+    return [Fit(each, thresholds(list(score_pairs(pairs, each).values()), GRID, tests=tests)) for each in candidates]
 
 
-def best(fits: Sequence[Fit], risk: float) -> tuple[Candidate, Threshold] | None:
+def best(fits: Sequence[Fit], risk: float) -> tuple[ThresholdCandidate, Threshold] | None:
     """The verifier that accepts most at a risk, with its threshold; None if none keeps the risk.
 
     A tie goes to the verifier that costs least, by the order of `CANDIDATES`.
@@ -153,9 +153,11 @@ def best(fits: Sequence[Fit], risk: float) -> tuple[Candidate, Threshold] | None
     return min(tied, key=lambda choice: by_cost.index(choice[0].name), default=None)
 
 
-def count_disputed(pairs: Mapping[str, LabelledPair], candidate: Candidate, threshold: Threshold) -> int | None:
+def count_disputed(
+    pairs: Mapping[str, LabelledPair], candidate: ThresholdCandidate, threshold: Threshold
+) -> int | None:
     """The number of accepted pairs that the target disputes, as in `DriftMonitor`; None if one was not judged."""
-    accepted = [name for name, pair in scored(pairs, candidate).items() if pair.score >= threshold.value]
+    accepted = [name for name, pair in score_pairs(pairs, candidate).items() if pair.score >= threshold.value]
     asked = [pairs[name].scores.get("p_swapped") for name in accepted if not pairs[name].row.pair.same_text]
     known = [aligned for aligned in asked if aligned is not None]
     return sum(aligned < DISPUTED_BELOW for aligned in known) if len(known) == len(asked) else None

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from lookahead_agent.decoding.step import Step
 from lookahead_agent.decoding.verifier import StepPair
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.jsonl import Row, RowFile
+from lookahead_agent.system.jsonl import Row, RowFile
 from lookahead_agent.verifiers.arithmetic import false_only_in
 
 
@@ -32,19 +32,19 @@ class OutcomeRule:
     confirm: int = 12  # continuations from each step of a suspected pair
     level: float = 0.01  # level of the test
 
-    def suspected(self, draft: Sequence[bool], target: Sequence[bool]) -> bool:
+    def is_suspected(self, draft: Sequence[bool], target: Sequence[bool]) -> bool:
         """Whether the first continuations from the draft's step fall short by the margin."""
         return sum(target[: self.seeds]) - sum(draft[: self.seeds]) >= self.margin
 
-    def missing(self, draft: Sequence[bool], target: Sequence[bool]) -> int:
+    def count_missing(self, draft: Sequence[bool], target: Sequence[bool]) -> int:
         """The number of continuations from each step that the rule still needs."""
         if len(draft) < self.seeds:
             return self.seeds - len(draft)
-        return self.seeds + self.confirm - len(draft) if self.suspected(draft, target) else 0
+        return self.seeds + self.confirm - len(draft) if self.is_suspected(draft, target) else 0
 
     def changes_outcome(self, draft: Sequence[bool], target: Sequence[bool]) -> bool:
         """Whether the draft's step makes the outcome worse, given whether each continuation was correct."""
-        if not self.suspected(draft, target):
+        if not self.is_suspected(draft, target):
             return False
         return fisher(sum(draft[self.seeds :]), sum(target[self.seeds :]), self.confirm) <= self.level
 
@@ -124,7 +124,7 @@ class LabelledPair:
         if false_only_in(pair.draft.text, pair.target.text):
             return True
         known = self.outcomes
-        if known is None or self.rule.missing(known.draft, known.target):
+        if known is None or self.rule.count_missing(known.draft, known.target):
             return None
         return self.rule.changes_outcome(known.draft, known.target)
 

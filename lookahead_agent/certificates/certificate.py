@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from lookahead_agent.certificates.risk import level_of_each, p_value, upper_bound
 from lookahead_agent.errors import ConfigurationError, validation_message
-from lookahead_agent.jsonl import read_content
-from lookahead_agent.models.cache import cache_dir, writable, write_atomically
 from lookahead_agent.policy import VerifierPolicy
+from lookahead_agent.system.files import cache_dir, writable, write_atomically
+from lookahead_agent.system.jsonl import read_content
 
 logger = logging.getLogger(__name__)
 
@@ -130,38 +130,38 @@ def digest(file: Path) -> str:
     return f"{name} {hashlib.sha256(read_content(file)).hexdigest()[:16]}"
 
 
-class Found(NamedTuple):
+class CertificateMatch(NamedTuple):
     """A certificate of a risk, or the reason why there is none."""
 
     certificate: Certificate | None  # certificate of the verifier that accepts most
     description: str  # description of the certificate, or the reason
-    given_up: bool  # whether a revoked certificate would have kept the risk
+    revoked: bool  # whether a revoked certificate would have kept the risk
 
 
 def find_certificate(
     risk: float,
     models: Mapping[str, str],
     precision: Mapping[str, str],
-    given_up: Collection[Certificate] = (),
+    revoked: Collection[Certificate] = (),
     delimiter: str = "\n\n",
-) -> Found:
+) -> CertificateMatch:
     """Find the certificate of the verifier that accepts most at a stated risk, for these models by role.
 
-    Certificates in `given_up` are revoked. A certificate does not cover steps with another delimiter.
+    Certificates in `revoked` are revoked. A certificate does not cover steps with another delimiter.
     """
     read = [_read(file) for file in _files(models) if file.is_file()]
     of_pair = [certificate for entries, _ in read for certificate in entries]
     problems = [problem for _, found in read for problem in found]
     of_precision = [certificate for certificate in of_pair if certificate.is_for(models, precision)]
     sufficient = [entry for entry in of_precision if entry.delimiter == delimiter and entry.risk <= risk]
-    valid = [certificate for certificate in sufficient if certificate not in given_up]
+    valid = [certificate for certificate in sufficient if certificate not in revoked]
     tightened = len(valid) < len(sufficient)
     reason = f"no threshold keeps a risk of {risk:g} by the pairs that were collected"
     disputed = "accepted steps are disputed more often than in the calibration"
     if valid:
         # Local certificates come first, and the largest risk accepts most.
         chosen = max(valid, key=lambda certificate: certificate.risk)
-        return Found(chosen, chosen.describe() + (f", since {disputed}" if tightened else ""), tightened)
+        return CertificateMatch(chosen, chosen.describe() + (f", since {disputed}" if tightened else ""), tightened)
     if tightened:
         reason = disputed
     elif not of_pair:
@@ -177,7 +177,7 @@ def find_certificate(
         reason = (
             f"the certificates are of steps that end at {ends}: make one of others with `lookahead-agent calibrate`"
         )
-    return Found(None, "; ".join([reason, *problems[:2]]), tightened)
+    return CertificateMatch(None, "; ".join([reason, *problems[:2]]), tightened)
 
 
 def _files(models: Mapping[str, str | None]) -> list[Path]:

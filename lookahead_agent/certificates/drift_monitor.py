@@ -17,9 +17,9 @@ from lookahead_agent.certificates.certificate import Certificate
 from lookahead_agent.certificates.risk import upper_bound
 from lookahead_agent.decoding.foreign import call_part
 from lookahead_agent.decoding.verifier import DraftVerifier, EarlyVerifier, StepPair, Verdict, Verifier
-from lookahead_agent.engines.background import describe
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.errors import LookaheadError
+from lookahead_agent.system.background import describe
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class DriftMonitor:
         self._task: asyncio.Task[None] | None = None
         self.counts = DriftCounts()
 
-    def audited(
+    def wrap(
         self, verifier: Verifier | DraftVerifier, certificate: Certificate, rate: float
     ) -> Verifier | DraftVerifier:
         """Wrap a verifier so that this share of its accepted pairs is audited, in [0, 1].

@@ -251,6 +251,6 @@ def profile_of(backend: LocalBackend, max_tokens: int | None) -> ModelProfile:
         profile["reasoning_output"] = entry.thinking is not None
     if backend.runtime is not None:
         profile["name"] = backend.runtime.models.target.name
-    if (context := backend.known_context_length()) is not None:
+    if (context := backend.find_context_length()) is not None:
         profile["max_input_tokens"] = context
     return profile

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from langchain_core.utils.utils import secret_from_env
 from pydantic import AfterValidator, BaseModel, Field, SecretStr
 
-from lookahead_agent.engines.servers import RemoteModel, checked_key
+from lookahead_agent.engines.servers import RemoteModel, check_key
 from lookahead_agent.engines.vllm_config import check_token_speculation, speculates_by_draft_model
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.hardware.choice import Precision
@@ -45,7 +45,7 @@ def _key_from_environment(key_field: str) -> SecretStr | None:
 
 
 def _header_value(key_field: str, key: SecretStr | None) -> str | None:
-    return checked_key(key.get_secret_value() if key is not None else None, key_field)
+    return check_key(key.get_secret_value() if key is not None else None, key_field)
 
 
 class EngineFields(BaseModel):
@@ -196,4 +196,4 @@ class EngineFields(BaseModel):
         spec = RuntimeSpec(models, *arguments, remote, speculation, self.precision, self.draft_precision, self.cores)
         # Behind a server, the target's cost is unknown, and only step speculation can make it faster.
         steps = [policy.forces_speculation or ("target" in remote and policy.speculates) for policy in policies]
-        return Runtime.shared(spec, expects_draft=any(steps))
+        return Runtime.find_or_create(spec, expects_draft=any(steps))

@@ -17,7 +17,6 @@ from lookahead_agent.chat.binding import BindingModel, DerivedProfile, profile_o
 from lookahead_agent.chat.events import StepCallbacks, as_chunk, as_message
 from lookahead_agent.chat.requests import CallDefaults
 from lookahead_agent.decoding import StepEvent
-from lookahead_agent.engines import background
 from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, validation_message
 from lookahead_agent.generation.backend import ChatReply, GenerateRequest, TextDelta
@@ -26,8 +25,9 @@ from lookahead_agent.generation.local_backend import LocalBackend
 from lookahead_agent.generation.server_backend import ServerBackend, find_server
 from lookahead_agent.generation.tool_parsers import check_tool_parser
 from lookahead_agent.models.catalogue import GREEDY
-from lookahead_agent.progress import Progress
 from lookahead_agent.runtime.engine_set import EngineSet
+from lookahead_agent.system import background
+from lookahead_agent.system.progress import Progress
 
 Messages = list[BaseMessage]
 Stop = list[str] | None
@@ -341,13 +341,13 @@ class ChatLookahead(CallDefaults, BindingModel):
         # LangChain caches a model's serialized form, and copies with other fields inherit it.
         self.__dict__.pop("_serialized", None)
         # LangChain's cache must not mix the replies of different policies.
-        policy = self._chosen_policy(_options(stop, kwargs), None)[0]
+        policy = self._choose_policy(_options(stop, kwargs), None)[0]
         return super()._get_llm_string(stop, **kwargs) + f"---{policy!r}"
 
     def _tokenizer(self) -> Tokenizer:
         return self._backend.tokenizer()
 
-    def _recommended_sampling(self) -> Mapping[str, Any]:
+    def _recommend_sampling(self) -> Mapping[str, Any]:
         entry = self._backend.catalogue_entry
         return entry.sampling if entry is not None else GREEDY
 

@@ -65,7 +65,7 @@ class CallDefaults(SamplingArguments, EngineFields):
         ids bypasses the chat template. With messages, the reply continues a last assistant message, unless that is a
         finished reply.
         """
-        policy, node = self._chosen_policy(options, run_manager)
+        policy, node = self._choose_policy(options, run_manager)
         messages: list[dict[str, Any]] | None = None
         text_or_ids: str | list[int] = ""
         question = ""
@@ -116,7 +116,7 @@ class CallDefaults(SamplingArguments, EngineFields):
 
     def _sampling(self, options: CallOptions) -> Sampling:
         """Merge the sampling arguments: the call's, else the model's fields, else the recommendation of its makers."""
-        values_by_name = dict(self._recommended_sampling())
+        values_by_name = dict(self._recommend_sampling())
         for source in (self, options):
             values = {name: getattr(source, name, None) for name in SamplingArguments.model_fields}
             values_by_name |= {name: value for name, value in values.items() if value is not None}
@@ -127,10 +127,10 @@ class CallDefaults(SamplingArguments, EngineFields):
             structured=options.structured,
         )
 
-    def _recommended_sampling(self) -> Mapping[str, Any]:
+    def _recommend_sampling(self) -> Mapping[str, Any]:
         return GREEDY
 
-    def _chosen_policy(self, options: CallOptions, run_manager: RunManager | None) -> tuple[VerifierPolicy, str]:
+    def _choose_policy(self, options: CallOptions, run_manager: RunManager | None) -> tuple[VerifierPolicy, str]:
         """Return the policy of a call, and the path of the calling node."""
         config = ensure_config()
         # LangChain's streaming path passes no run manager, but the config has the same metadata.

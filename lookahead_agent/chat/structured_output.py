@@ -28,7 +28,7 @@ from pydantic.v1 import BaseModel as BaseModelV1
 from pydantic_core import from_json
 from typing_extensions import is_typeddict
 
-from lookahead_agent.engines.json_schema import KEYWORDS, relocated, target
+from lookahead_agent.engines.json_schema import KEYWORDS, relocate, target
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.generation.tool_calls import loads
 
@@ -91,7 +91,7 @@ class Form:
         if self.is_object:
             parameters = {key: value for key, value in self.json_schema.items() if key != "$ref"} | dict(self._root)
         else:
-            value = relocated(self.json_schema, f"/properties/{_VALUE}")
+            value = relocate(self.json_schema, f"/properties/{_VALUE}")
             parameters = {"type": "object", "properties": {_VALUE: value}, "required": [_VALUE]}
             parameters["additionalProperties"] = False
         function = {"name": self.name, "description": self.description, "parameters": parameters}

@@ -25,8 +25,8 @@ from lookahead_agent.cli import options
 from lookahead_agent.cli.agent_run import RunResult, node_table, run_graph
 from lookahead_agent.cli.terminal import ProgressBars, Terminal
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.models.cache import user_folder, writable
 from lookahead_agent.policy import VerifierPolicy, as_policy
+from lookahead_agent.system.files import user_folder, writable
 from lookahead_agent.trace.recorder import TraceRecorder
 from lookahead_agent.trace.timeline import timeline, write_page
 
@@ -82,12 +82,12 @@ def agent(
     if checkpoints is None:
         state = user_folder(lambda: platformdirs.user_state_dir("lookahead-agent"), "name a file with --checkpoints")
         checkpoints = str(state / "checkpoints.sqlite")
-    with _tools(name, tools, mcp) as loaded, checkpointer(checkpoints) as saver, _recording(trace) as recorder:
+    with _tools(name, tools, mcp) as loaded, checkpointer(checkpoints) as saver, _record_trace(trace) as recorder:
         build = partial(_build_graph, name, loaded, ask_before or (), saver)
         thread_id = thread or uuid.uuid4().hex
         llm = models.chat_model(policies=policies(depth))
         asked_question, start = _graph_input(build(llm), question, thread)
-        show.heading("question")
+        show.print_heading("question")
         show.text(asked_question)
         if compare:
             show.print("\nWith the default depth:", style="bold")
@@ -169,7 +169,7 @@ def _build_graph(name: str, tools: Sequence[BaseTool], ask_before: Sequence[str]
 
 
 @contextmanager
-def _recording(file: Path | None) -> Iterator[TraceRecorder | None]:
+def _record_trace(file: Path | None) -> Iterator[TraceRecorder | None]:
     """Yield a recorder if the run is traced; an interrupted run also leaves its trace page."""
     if file is None:
         yield None

@@ -19,10 +19,10 @@ from lookahead_agent.agents.prompts import format_call
 from lookahead_agent.cli.terminal import Terminal, as_rich
 from lookahead_agent.decoding.request import STEP_EVENT
 from lookahead_agent.errors import LookaheadError
-from lookahead_agent.plain_text import PlainTextStream
+from lookahead_agent.system.plain_text import PlainTextStream
+from lookahead_agent.system.truncation import truncate
 from lookahead_agent.trace.node_times import node_times, spans_of
 from lookahead_agent.trace.recorder import TraceRecorder, replies
-from lookahead_agent.truncation import truncate
 
 _MAX_LENGTH = 2000  # Characters of a tool's result that are printed
 _LEAST_SECONDS = 0.05  # of a row of `other_times`, which the table rounds to 0.1
@@ -180,7 +180,7 @@ class RunView(BaseCallbackHandler):
 
     def _section(self, title: str) -> None:
         if title != self._title:
-            self._show.heading(title)
+            self._show.print_heading(title)
         self._title = title
 
     def _end(self) -> None:
@@ -204,7 +204,7 @@ class RunView(BaseCallbackHandler):
         failed = " failed" if message.status == "error" else ""
         text = message.text.strip() or "(nothing)"
         self._show.text("", label=f"[{self._results}] {call_text}{failed}")
-        self._show.text(truncate(text, _MAX_LENGTH, "the run has the rest"))
+        self._show.text(truncate(text, "the run has the rest", _MAX_LENGTH))
 
 
 class LiveSteps(BaseCallbackHandler):

@@ -2,6 +2,7 @@
 
 import atexit
 import errno
+import importlib.metadata
 import io
 import logging
 import os
@@ -21,10 +22,9 @@ import typer
 from pydantic import ValidationError
 from typer.core import TyperGroup
 
-from lookahead_agent import __version__
 from lookahead_agent.cli.terminal import LogFormatter, Terminal
 from lookahead_agent.errors import ConfigurationError, LookaheadError, ModelNotFoundError, validation_message
-from lookahead_agent.plain_text import plain
+from lookahead_agent.system.plain_text import plain
 
 _INTERRUPTED = 130
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -109,7 +109,7 @@ app = typer.Typer(
 
 def _version(requested: bool) -> None:
     if requested:
-        typer.echo(__version__)
+        typer.echo(importlib.metadata.version("lookahead-agent"))
         raise typer.Exit
 
 

@@ -9,7 +9,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, Sys
 
 from lookahead_agent.cli import options
 from lookahead_agent.cli.terminal import ProgressBars, Terminal, echo
-from lookahead_agent.plain_text import PlainTextStream
+from lookahead_agent.system.plain_text import PlainTextStream
 
 
 @options.with_option_group

@@ -29,7 +29,7 @@ from lookahead_agent.cli.estimate import synthetic
 from lookahead_agent.cli.terminal import ProgressBars, Terminal, as_rich, fit
 from lookahead_agent.cost_model.synthetic import SyntheticReport, SyntheticRow
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.jsonl import Row, RowFile
+from lookahead_agent.system.jsonl import Row, RowFile
 
 _WIDE = 240
 _KEYS = ("configuration", "node", "policy", "mode", "replies", "depth", "α", "version", "template", "precision")
@@ -154,7 +154,7 @@ def run(
     arguments = options.engine_arguments(engine_arg)
     of_bench: dict[str, Any] = {"token_speculation": token_speculation, "temperature": temperature, "seed": seed}
     of_bench |= {"precision": precision, "engine_args": arguments or None, "draft_engine_args": arguments or None}
-    results = _measure(_merged(config, shared, of_task, of_bench), out)
+    results = _measure(_merge(config, shared, of_task, of_bench), out)
     if with_parity and not _show_parity(parity(results)):
         raise typer.Exit(1)
 
@@ -173,14 +173,14 @@ def peers(
 
     Start the servers first, with the same model. They get the prompts and tools that the library's own engines get.
     """
-    _measure(_merged(None, shared, {"peers": peer, "modes": options.words(modes)}, {}), out)
+    _measure(_merge(None, shared, {"peers": peer, "modes": options.words(modes)}, {}), out)
 
 
 def _measure(config: BenchConfig, out: Path) -> list[Sample]:
     """Measure the samples that are missing in the file, and print all results."""
     benchmark = Bench(config, out, partial(chat_model, make=options.chat_class()))
     log = Terminal(stderr=True)
-    done = benchmark.total - sum(map(len, benchmark.missing()))
+    done = benchmark.total - sum(map(len, benchmark.list_missing()))
     log.print(f"{done} of {benchmark.total} samples are in {out}")
 
     def on_sample(sample: Sample) -> None:
@@ -217,7 +217,7 @@ def _show_parity(compared: Sequence[Parity]) -> bool:
     return all(each.holds for each in compared)
 
 
-def _merged(config: str | None, shared: TaskOptions, of_task: dict[str, Any], of_bench: dict[str, Any]) -> BenchConfig:
+def _merge(config: str | None, shared: TaskOptions, of_task: dict[str, Any], of_bench: dict[str, Any]) -> BenchConfig:
     """Merge the settings of the configuration file with the options, which take precedence."""
     base = load_config(config).model_dump(exclude_unset=True) if config is not None else {}
     extra = of_task | {name: value for name, value in vars(shared).items() if name not in ("task", "model", "draft")}

@@ -13,14 +13,14 @@ from lookahead_agent.calibration.pairs import labelled_pairs, pair_file
 from lookahead_agent.certificates.certificate import digest, keep
 from lookahead_agent.cli import options
 from lookahead_agent.cli.terminal import WIDE, ProgressBars, Terminal, as_rich
-from lookahead_agent.cpu import binding
-from lookahead_agent.engines.processes import available_cores
+from lookahead_agent.cpu import format_cores
+from lookahead_agent.system.machine import available_cores
 
 calibrate = typer.Typer(
     help="Learn how strict a verifier must be for a stated risk.", no_args_is_help=True, rich_markup_mode="rich"
 )
 
-Pairs = Annotated[Path, typer.Argument(help="File of pairs.", dir_okay=False)]
+PairFile = Annotated[Path, typer.Argument(help="File of pairs.", dir_okay=False)]
 Verifiers = Annotated[str, typer.Option("--verifiers", help=f"Some of {','.join(CANDIDATES)}.")]
 
 _DEFAULT_VERIFIERS = "embedding+results"
@@ -39,7 +39,7 @@ def collect(
     measures: Annotated[str, typer.Option(help=_MEASURES)] = "similarity",
     judge: Annotated[str | None, typer.Option(help=_JUDGE)] = None,
     at_once: Annotated[int, typer.Option(min=1, help="Replies written at the same time.")] = 24,
-    max_tokens: options.MaxTokens = 512,
+    max_tokens: options.MaxTokensOption = 512,
     temperature: options.Temperature = None,
     seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
 ) -> None:
@@ -49,7 +49,7 @@ def collect(
     """
     names = options.choices(measures, MEASURES, "--measures")
     chosen: tuple[Measure, ...] = tuple(name for name in MEASURES if name in names)
-    cores = binding(available_cores())
+    cores = format_cores(available_cores())
     with models.chat_model(
         token_speculation="none",
         judge_model=judge,
@@ -70,7 +70,7 @@ def collect(
 
 
 @calibrate.command("fit")
-def fit_command(pairs: Pairs, verifiers: Verifiers = _DEFAULT_VERIFIERS, as_json: options.AsJson = False) -> None:
+def fit_command(pairs: PairFile, verifiers: Verifiers = _DEFAULT_VERIFIERS, as_json: options.AsJson = False) -> None:
     """Find the most accepting threshold of each risk, and save certificates, which policies with `risk=…` use."""
     labelled = labelled_pairs(pair_file(pairs).rows)
     fits = fit(labelled, [CANDIDATES[name] for name in options.choices(verifiers, CANDIDATES, "--verifiers")])

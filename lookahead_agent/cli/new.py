@@ -13,7 +13,7 @@ from lookahead_agent.agents.new_project import PROJECTS, project_files, required
 from lookahead_agent.cli.options import choices
 from lookahead_agent.cli.terminal import echo
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.models.cache import writable
+from lookahead_agent.system.files import writable
 
 _TOOLS = ("calculator", "sql", "search_documents", "read_file", "write_file", "python", "http_get")
 

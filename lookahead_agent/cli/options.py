@@ -26,7 +26,7 @@ _METHODS = "Method inside the target's steps: auto, none, shared_draft, draft_mo
 _DEPTH = "Steps in flight at the front (γ), even where that is slower. Default: whatever is fastest."
 Depth = Annotated[int | None, typer.Option("--depth", min=1, max=16, help=_DEPTH)]
 _PRECISION = "Of the target's weights. Default: the fastest without loss."
-MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens of a reply.")]
+MaxTokensOption = Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens of a reply.")]
 _MAX_TOKENS = "Most tokens of a reply. Default: what is left of the context, or a template's limit."
 _TEMPERATURE = "0 is greedy. Default: what the model's makers recommend."
 Temperature = Annotated[float | None, typer.Option("--temperature", min=0.0, help=_TEMPERATURE)]

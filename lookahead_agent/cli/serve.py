@@ -17,12 +17,11 @@ from pydantic import SecretStr, ValidationError
 from lookahead_agent.certificates.drift_monitor import AUDIT_RATE
 from lookahead_agent.cli import options
 from lookahead_agent.cli.terminal import ProgressBars, Terminal, as_rich
-from lookahead_agent.engines import background
 from lookahead_agent.errors import ConfigurationError, EngineError, extra_imports
 from lookahead_agent.generation.server_backend import server_status
 from lookahead_agent.server import ServerSettings
 from lookahead_agent.server.daemon import (
-    bound_socket,
+    bind_socket,
     daemon_settings,
     log_path,
     private_dir,
@@ -30,6 +29,7 @@ from lookahead_agent.server.daemon import (
     start_lock,
     starting_pid,
 )
+from lookahead_agent.system import background
 
 _LOCAL = frozenset({"127.0.0.1", "::1", "localhost"})
 _KEY = "LOOKAHEAD_SERVER_KEY"
@@ -101,7 +101,7 @@ def serve(
         connections=max_connections,
     )
     # It listens before the models load: a second server on this address ends here, and clients get status 503.
-    with closing(_bound(host, port)) as listener, llm:
+    with closing(_listen(host, port)) as listener, llm:
         name = f"[{host}]" if ":" in host else host
         address = f"http://{name}:{listener.getsockname()[1]}/v1"
         stderr = Terminal(stderr=True)
@@ -143,7 +143,7 @@ def server_runner() -> Callable[..., None]:
     return run_server
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens: an address that another server has bound, even if it loads, is refused."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -188,7 +188,7 @@ def up(
             raise ConfigurationError(f"{problem}: end them with `lookahead-agent down` first")
         stderr.print(f"Running already, in process {running.pid}.")
     elif foreground:
-        with start_lock() as lock, bound_socket() as listener, llm:
+        with start_lock() as lock, bind_socket() as listener, llm:
             llm.start(ProgressBars())
             listener.listen()
             lock.truncate(0)  # no longer a `starting_pid`

@@ -16,8 +16,8 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
-from lookahead_agent.plain_text import plain
-from lookahead_agent.progress import Advance
+from lookahead_agent.system.plain_text import plain
+from lookahead_agent.system.progress import Advance
 
 WIDE = 160  # Columns of tables if the output is not a terminal
 _UNLIMITED = 10_000
@@ -90,7 +90,7 @@ class Terminal(Console):
         """Return what breaks the lines of a streamed text between words, if this is a terminal."""
         return WordWrap(self.width if self.is_terminal else None)
 
-    def heading(self, title: str) -> None:
+    def print_heading(self, title: str) -> None:
         """Print the title of a section."""
         self.rule(Text(title, "bold"), align="left")
 

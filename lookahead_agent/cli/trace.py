@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from lookahead_agent.cli.terminal import echo
-from lookahead_agent.models.cache import writable
+from lookahead_agent.system.files import writable
 from lookahead_agent.trace.recorder import read_trace
 from lookahead_agent.trace.timeline import timeline, write_page
 

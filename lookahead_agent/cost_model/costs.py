@@ -12,9 +12,9 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from lookahead_agent.engines.protocol import Engine, Sampling
-from lookahead_agent.engines.shared_draft_proposer import cost_at
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.models.cache import writable, write_atomically
+from lookahead_agent.system.files import writable, write_atomically
+from lookahead_agent.system.interpolation import cost_at
 
 BATCHES = (1, 2, 4, 8, 16)
 
@@ -50,7 +50,7 @@ class BatchCosts(BaseModel):
             size += 1
         return size
 
-    def shared_by(self, replies: int) -> Self:
+    def share(self, replies: int) -> Self:
         """The costs for each of `replies` concurrent replies."""
         return type(self)(seconds={size: self.at(size * replies) for size in self.seconds})
 
@@ -86,10 +86,10 @@ class MachineCosts(BaseModel):
         cells = [[name, *(f"{1000 * costs.at(size):.1f}" for size in sizes)] for name, costs in rows.items()]
         return ["milliseconds per token", *(f"{size} at once" for size in sizes)], cells
 
-    def shared_by(self, replies: int) -> Self:
+    def share(self, replies: int) -> Self:
         """The costs for each of `replies` concurrent replies."""
         names = ("target", "beside", "draft", "draft_alone")
-        return self.model_copy(update={name: getattr(self, name).shared_by(replies) for name in names})
+        return self.model_copy(update={name: getattr(self, name).share(replies) for name in names})
 
 
 async def measure(
@@ -128,7 +128,7 @@ async def _seconds_per_token(
     async def write(index: int) -> None:
         # Different prompts, since equal ones would hit the prefix cache.
         ids = synthetic_prompt(engine, prompt, 1000 * number + 37 * batch + index)
-        async with aclosing(engine.generate(ids, fixed_length_sampling(engine, tokens))) as deltas:
+        async with aclosing(engine.generate(ids, fix_length(engine, tokens))) as deltas:
             async for delta in deltas:
                 times[index] += [now()] * len(delta.token_ids)
 
@@ -149,7 +149,7 @@ async def _background_load(engine: Engine | None) -> AsyncIterator[None]:
 
     async def write() -> None:
         for number in itertools.count(1):
-            reply = engine.generate(synthetic_prompt(engine, 32, number), fixed_length_sampling(engine, 256))
+            reply = engine.generate(synthetic_prompt(engine, 32, number), fix_length(engine, 256))
             async with aclosing(reply) as deltas:
                 async for _ in deltas:
                     continue
@@ -170,7 +170,7 @@ def synthetic_prompt(engine: Engine, length: int, salt: int) -> list[int]:
     return [(salt * 7919 + index * 104_729) % size for index in range(length)]
 
 
-def fixed_length_sampling(engine: Engine, tokens: int) -> Sampling:
+def fix_length(engine: Engine, tokens: int) -> Sampling:
     """Sampling that allows a single token, which does not end a reply: every reply has `tokens` tokens."""
     allowed = next(token for token in range(engine.tokenizer.size) if token not in engine.tokenizer.eos_ids)
     return Sampling(max_tokens=tokens, temperature=0.0, allowed_token_ids=(allowed,))

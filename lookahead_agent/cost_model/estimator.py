@@ -14,8 +14,8 @@ _TOKENS = 3000
 # Candidates of γ₁, of w, and of γ₂ with a draft model and with a shared draft.
 _DEPTHS, _WIDTHS, _TOKEN_DEPTHS, _SHARED_DRAFT_DEPTHS = (1, 2, 4, 6, 8), (1, 2), (2, 3, 5, 7), (3, 5, 9, 17)
 
-ModeName = Literal["off", "sd", "shared_draft", "lr", "lr+sd", "lr+shared_draft"]
-LOOKAHEAD: tuple[ModeName, ...] = ("lr", "lr+sd", "lr+shared_draft")  # modes with step speculation
+EstimatedMode = Literal["off", "sd", "shared_draft", "lr", "lr+sd", "lr+shared_draft"]
+LOOKAHEAD: tuple[EstimatedMode, ...] = ("lr", "lr+sd", "lr+shared_draft")  # modes with step speculation
 Speed = Callable[[int], float]  # of a target step by the number of concurrent ones, relative to the target alone
 
 
@@ -33,7 +33,7 @@ class Acceptance:
 class Setting:
     """A setting and its predicted speed."""
 
-    mode: ModeName
+    mode: EstimatedMode
     speedup: float  # relative to the target alone
     depth: int = 0  # γ₁; 0 without step speculation, like `width`
     width: int = 0  # w
@@ -51,21 +51,21 @@ def best_settings(costs: MachineCosts, acceptance: Acceptance) -> list[Setting]:
     def order(setting: Setting) -> tuple[float, int]:
         return round(setting.speedup, 3), -setting.depth * setting.width
 
-    best = [max(_settings(costs, acceptance, mode), key=order) for mode in get_args(ModeName)]
+    best = [max(_settings(costs, acceptance, mode), key=order) for mode in get_args(EstimatedMode)]
     return sorted(best, key=lambda setting: -setting.speedup)
 
 
-def predicted_speed(
-    costs: MachineCosts, acceptance: Acceptance, mode: ModeName, depth: int, token_depth: int, replies: int = 1
+def predict_speed(
+    costs: MachineCosts, acceptance: Acceptance, mode: EstimatedMode, depth: int, token_depth: int, replies: int = 1
 ) -> float:
     """Predict the speed of a setting with `replies` concurrent replies, relative to the target alone with as many."""
     if replies > 1:
-        costs = costs.shared_by(replies)
+        costs = costs.share(replies)
     speed = _target_speed(costs, acceptance, mode, token_depth)
     return _reply_speed(costs, acceptance, speed, depth if mode in LOOKAHEAD else 0, 1)
 
 
-def _settings(costs: MachineCosts, acceptance: Acceptance, mode: ModeName) -> Iterator[Setting]:
+def _settings(costs: MachineCosts, acceptance: Acceptance, mode: EstimatedMode) -> Iterator[Setting]:
     tokens = {"off": (1,), "lr": (1,), "sd": _TOKEN_DEPTHS, "lr+sd": _TOKEN_DEPTHS}
     # A second candidate and draft tokens compete for the same space in a batch.
     widths = _WIDTHS if mode == "lr" else (1,)
@@ -91,7 +91,7 @@ def _reply_speed(costs: MachineCosts, acceptance: Acceptance, speed: Speed, dept
     return reply.steps * alone / reply.seconds
 
 
-def _target_speed(costs: MachineCosts, acceptance: Acceptance, mode: ModeName, token_depth: int) -> Speed:
+def _target_speed(costs: MachineCosts, acceptance: Acceptance, mode: EstimatedMode, token_depth: int) -> Speed:
     target = costs.target if mode in ("off", "sd") else costs.beside
     alone = costs.target.at(1)
     pass_tokens = token_depth if mode in ("sd", "lr+sd") else 1

@@ -19,9 +19,7 @@ from lookahead_agent.chat.messages import template_messages
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cost_model.costs import BATCHES, BatchCosts, MachineCosts, measure
 from lookahead_agent.cost_model.estimator import Acceptance
-from lookahead_agent.engines import background
 from lookahead_agent.engines.engine_pool import POOL
-from lookahead_agent.engines.processes import available_cores
 from lookahead_agent.engines.protocol import Engine, sequence_logprobs
 from lookahead_agent.engines.vllm_config import VLLMConfig, as_arguments, require_vllm, runs_on_cpu
 from lookahead_agent.engines.vllm_engine import VLLMEngine
@@ -30,11 +28,13 @@ from lookahead_agent.hardware.choice import Kernel, Precision
 from lookahead_agent.models.catalogue import ModelFacts, ModelSet
 from lookahead_agent.models.resolve import choose_models, fetch, fetch_tokenizer
 from lookahead_agent.policy import as_policy
-from lookahead_agent.progress import LogProgress, Progress
 from lookahead_agent.runtime.engine_selection import EngineSetup, RuntimeSpec, select_engines
 from lookahead_agent.runtime.weights import Platform, kv_cache_bytes_per_token, memory_shares, weights_in
+from lookahead_agent.system import background
+from lookahead_agent.system.machine import available_cores
+from lookahead_agent.system.progress import LogProgress, Progress
 
-Role = Literal["target", "draft"]
+ModelRole = Literal["target", "draft"]
 
 
 @dataclass(eq=False)
@@ -54,27 +54,27 @@ class Pair:
     def __post_init__(self) -> None:
         require_vllm()
         dummy_weights, progress = self.dummy_weights, self.progress
-        precisions: dict[Role, Precision | None] = {"target": self.precision, "draft": self.draft_precision}
+        precisions: dict[ModelRole, Precision | None] = {"target": self.precision, "draft": self.draft_precision}
         if dummy_weights and "int8" in precisions.values():
             raise ConfigurationError("int8 is read from a folder, and made-up weights have none: choose bf16")
         models = choose_models(self.model, self.draft_model)
         assert models.draft is not None  # `choose_models` requires one
-        facts: dict[Role, ModelFacts] = {"target": models.target, "draft": models.draft}
+        facts: dict[ModelRole, ModelFacts] = {"target": models.target, "draft": models.draft}
         fetched = {role: (fetch_tokenizer if dummy_weights else fetch)(each, progress) for role, each in facts.items()}
-        kernels = chosen_kernels(models, precisions, self.engine_args, fetched, dummy_weights)
+        kernels = choose_kernels(models, precisions, self.engine_args, fetched, dummy_weights)
         self.names = {str(role): model.name for role, model in facts.items()}
         self.kernels = {str(role): kernel for role, kernel in kernels.items() if kernel is not None}
         self.divided = runs_on_cpu()  # whether each engine has cores of its own; a GPU is shared
         self.every_core: str | None = None
-        self.shares: dict[Role, str | None] = {"target": None, "draft": None}  # of the cores; None on a GPU
+        self.shares: dict[ModelRole, str | None] = {"target": None, "draft": None}  # of the cores; None on a GPU
         if self.divided:
-            from lookahead_agent.cpu import binding, share_cores
+            from lookahead_agent.cpu import format_cores, share_cores
 
-            self.every_core = binding(available_cores())
+            self.every_core = format_cores(available_cores())
             target, draft = share_cores(available_cores(), with_draft=True)
-            self.shares = {"target": binding(target), "draft": binding(draft)}
+            self.shares = {"target": format_cores(target), "draft": format_cores(draft)}
         self.arguments: dict[str, dict[str, Any]] = {}
-        self._folders: dict[Role, Path] = {}
+        self._folders: dict[ModelRole, Path] = {}
         load_format = {"load_format": "dummy"} if dummy_weights else {}
         for role, folder in fetched.items():
             weights = weights_in(folder, kernels[role], Platform.detect())
@@ -88,7 +88,7 @@ class Pair:
         self.draft_quantization: str | None = self.arguments["draft"].get("quantization")
 
     @contextmanager
-    def engine(self, role: Role, cores: str | None, **arguments: Any) -> Iterator[VLLMEngine]:
+    def engine(self, role: ModelRole, cores: str | None, **arguments: Any) -> Iterator[VLLMEngine]:
         """Start an engine of one of the models, or share a running one; the last user shuts it down."""
         arguments = self.arguments[role] | arguments
         if self.kv_cache_tokens is not None:
@@ -104,14 +104,14 @@ class Pair:
             POOL.release(config)
 
 
-def chosen_kernels(
+def choose_kernels(
     models: ModelSet,
-    precisions: Mapping[Role, Precision | None],
+    precisions: Mapping[ModelRole, Precision | None],
     engine_args: Mapping[str, Any],
-    folders: Mapping[Role, Path],
+    folders: Mapping[ModelRole, Path],
     dummy_weights: bool,
     select: Callable[[RuntimeSpec, Path, Path], EngineSetup] = select_engines,
-) -> dict[Role, Kernel | None]:
+) -> dict[ModelRole, Kernel | None]:
     """The precision of each model's weights; None: vLLM's default. "auto" is resolved as for a chat model."""
     chosen: Mapping[str, Kernel] = {}
     if "auto" in precisions.values() and not dummy_weights:
@@ -125,7 +125,7 @@ def measure_pair(pair: Pair, batches: Sequence[int] = BATCHES, progress: Progres
     """Measure the costs of a pair on this machine, with engines that are loaded already where possible."""
     progress = progress or LogProgress()
 
-    def measured(title: str, engine: Engine, beside: Engine | None = None) -> BatchCosts:
+    def measure_engine(title: str, engine: Engine, beside: Engine | None = None) -> BatchCosts:
         with progress.task(f"Measuring {title}"):
             # A forward pass on a GPU takes milliseconds, so longer replies are measured there.
             return background.run(measure(engine, batches, beside=beside, tokens=16 if pair.divided else 48))
@@ -134,14 +134,16 @@ def measure_pair(pair: Pair, batches: Sequence[int] = BATCHES, progress: Progres
         pair.engine("target", pair.shares["target"]) as target,
         pair.engine("draft", pair.shares["draft"]) as draft,
     ):
-        target_beside = measured("the target beside the draft", target, draft)
-        draft_beside = measured("the draft beside the target", draft, target)
+        target_beside = measure_engine("the target beside the draft", target, draft)
+        draft_beside = measure_engine("the draft beside the target", draft, target)
         # A GPU is shared, so the same engines run alone. On a CPU, engines with all cores do.
-        engines: dict[Role, Engine] = {"target": target, "draft": draft}
-        alone = {} if pair.divided else {role: measured(f"the {role} alone", each) for role, each in engines.items()}
+        engines: dict[ModelRole, Engine] = {"target": target, "draft": draft}
+        alone = (
+            {} if pair.divided else {role: measure_engine(f"the {role} alone", each) for role, each in engines.items()}
+        )
     for role in engines if pair.divided else ():
         with pair.engine(role, pair.every_core) as engine:
-            alone[role] = measured(f"the {role} alone", engine)
+            alone[role] = measure_engine(f"the {role} alone", engine)
     return MachineCosts(
         target=alone["target"],
         beside=target_beside,

@@ -14,15 +14,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from lookahead_agent.bench.pictures import Bar, Panel, new_figure, save
-from lookahead_agent.bench.report import BaseReport, Table, as_markdown, check_report_name, machine_of, versions_of
+from lookahead_agent.bench.report import BaseReport, as_markdown, check_report_name, machine_of, versions_of
 from lookahead_agent.cost_model.costs import MachineCosts
-from lookahead_agent.cost_model.estimator import LOOKAHEAD, Acceptance, ModeName, predicted_speed
+from lookahead_agent.cost_model.estimator import LOOKAHEAD, Acceptance, EstimatedMode, predict_speed
 from lookahead_agent.errors import ConfigurationError, validation_message
-from lookahead_agent.models.cache import writable, write_atomically
+from lookahead_agent.system.files import writable, write_atomically
+from lookahead_agent.trace.node_times import Table
 
 Speculation = Literal["none", "draft_model", "shared_draft"]  # how a target's engine speculates on tokens
 
-SPECULATION: dict[ModeName, Speculation] = {
+SPECULATION: dict[EstimatedMode, Speculation] = {
     "off": "none",
     "sd": "draft_model",
     "lr": "none",
@@ -30,17 +31,17 @@ SPECULATION: dict[ModeName, Speculation] = {
     "shared_draft": "shared_draft",
     "lr+shared_draft": "shared_draft",
 }
-STEPS_ONLY: tuple[ModeName, ...] = ("off", "lr")  # modes without token-level speculation
+STEPS_ONLY: tuple[EstimatedMode, ...] = ("off", "lr")  # modes without token-level speculation
 PROMPT_TOKENS = 128
 _BLOCK = 16  # tokens of a block of vLLM's KV cache on a GPU
 _MAX_CONCURRENCY = 64
 
 
 @dataclass(frozen=True)
-class Configuration:
+class SyntheticConfiguration:
     """A mode and its settings."""
 
-    mode: ModeName
+    mode: EstimatedMode
     depth: int  # steps ahead (γ₁); 0 without step speculation
     alpha: float  # probability that a draft step is accepted; 0 without step speculation
     replies: int  # concurrent ones
@@ -49,7 +50,7 @@ class Configuration:
 class SyntheticRow(BaseModel):
     """One measurement of a configuration's replies."""
 
-    mode: ModeName
+    mode: EstimatedMode
     depth: int
     alpha: float
     replies: int
@@ -67,9 +68,9 @@ class SyntheticRow(BaseModel):
     environment: dict[str, Any] = Field(default_factory=dict)  # versions and hardware
 
     @property
-    def key(self) -> tuple[Configuration, int]:
+    def key(self) -> tuple[SyntheticConfiguration, int]:
         """The configuration, and the number of the measurement."""
-        return Configuration(self.mode, self.depth, self.alpha, self.replies), self.repeat
+        return SyntheticConfiguration(self.mode, self.depth, self.alpha, self.replies), self.repeat
 
 
 _Probability = Annotated[float, Field(ge=0, le=1)]
@@ -81,7 +82,7 @@ class SyntheticSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    modes: tuple[ModeName, ...] = Field(tuple(SPECULATION), min_length=1)  # "off" is always among them
+    modes: tuple[EstimatedMode, ...] = Field(tuple(SPECULATION), min_length=1)  # "off" is always among them
     alphas: tuple[_Probability, ...] = Field((0.4, 0.6, 0.8), min_length=1)  # that a draft step is accepted
     depths: tuple[_Depth, ...] = Field((1, 2, 4, 8), min_length=1)  # steps ahead
     replies: tuple[PositiveInt, ...] = Field((1,), min_length=1)  # concurrent replies
@@ -119,12 +120,14 @@ class SyntheticSettings(BaseModel):
         return max(max(self.replies) * (self.context + ahead), _MAX_CONCURRENCY * 2 * PROMPT_TOKENS)
 
     @property
-    def measurements(self) -> list[tuple[Configuration, int]]:
+    def measurements(self) -> list[tuple[SyntheticConfiguration, int]]:
         """Every configuration with each number of its measurement; configurations take turns."""
         configurations = []
         for mode in dict.fromkeys(("off", *self.modes)):
             depths = product(self.depths, self.alphas) if mode in LOOKAHEAD else [(0, 0.0)]
-            configurations += [Configuration(mode, *shape, replies) for shape in depths for replies in self.replies]
+            configurations += [
+                SyntheticConfiguration(mode, *shape, replies) for shape in depths for replies in self.replies
+            ]
         return [(config, repeat) for repeat in range(self.repeats) for config in configurations]
 
 
@@ -132,7 +135,7 @@ class SyntheticSettings(BaseModel):
 class SyntheticResult:
     """Measured and predicted speed of a configuration."""
 
-    config: Configuration
+    config: SyntheticConfiguration
     speed: float  # relative to the target alone with as many concurrent replies: median over repeats
     least: float  # minimum over repeats
     most: float  # maximum over repeats
@@ -148,7 +151,7 @@ def results(
 ) -> Iterator[SyntheticResult]:
     """Compare each configuration with the target alone in the same repeat; `costs` are for the prediction."""
     alone = {(row.replies, row.repeat): row.seconds_per_token for row in rows if row.mode == "off"}
-    by_configuration: dict[Configuration, list[SyntheticRow]] = {}
+    by_configuration: dict[SyntheticConfiguration, list[SyntheticRow]] = {}
     for row in rows:
         if row.mode != "off":
             by_configuration.setdefault(row.key[0], []).append(row)
@@ -168,7 +171,7 @@ def results(
             statistics.median(speeds),
             min(speeds),
             max(speeds),
-            predicted_speed(costs, acceptance, config.mode, *shape) if costs else None,
+            predict_speed(costs, acceptance, config.mode, *shape) if costs else None,
             drawn,
             sum(row.late for row in measured) / steps if steps else 0.0,
             generated / max(sum(row.passes for row in measured), 1),

@@ -15,18 +15,18 @@ from pydantic import ValidationError
 
 from lookahead_agent.bench.samples import environment
 from lookahead_agent.cost_model import synthetic
-from lookahead_agent.cost_model.costs import fixed_length_sampling, synthetic_prompt
-from lookahead_agent.cost_model.estimator import ModeName
+from lookahead_agent.cost_model.costs import fix_length, synthetic_prompt
+from lookahead_agent.cost_model.estimator import EstimatedMode
 from lookahead_agent.cost_model.pair import Pair
 from lookahead_agent.decoding import DecodingSettings, Reply, ReplyRequest, StepEvent, lookahead
 from lookahead_agent.decoding.verifier import StepPair, Verdict
-from lookahead_agent.engines import background
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.engines.vllm_config import speculative_config
 from lookahead_agent.errors import ConfigurationError, EngineError
-from lookahead_agent.jsonl import RowFile
-from lookahead_agent.progress import Progress
-from lookahead_agent.verifiers.random_accept import draw
+from lookahead_agent.system import background
+from lookahead_agent.system.jsonl import RowFile
+from lookahead_agent.system.progress import Progress
+from lookahead_agent.verifiers.random_accept import hash_to_unit_interval
 
 _PROMPTS = 1 << 24  # number of prompts to draw from
 
@@ -40,7 +40,7 @@ class ChanceByPosition:
 
     async def verify(self, pair: StepPair) -> Verdict:
         """Draw the verdict on a pair."""
-        drawn = draw(self._seed, pair.question, pair.position)
+        drawn = hash_to_unit_interval(self._seed, pair.question, pair.position)
         return Verdict(drawn < self._alpha, "drawn", drawn)
 
 
@@ -55,7 +55,7 @@ class _Engines:
     """The engines that some modes need, started concurrently."""
 
     def __init__(
-        self, pair: Pair, modes: set[ModeName], settings: synthetic.SyntheticSettings, stack: ExitStack
+        self, pair: Pair, modes: set[EstimatedMode], settings: synthetic.SyntheticSettings, stack: ExitStack
     ) -> None:
         self.failures: dict[str, EngineError] = {}
         contexts: dict[str, AbstractContextManager[Engine]] = {}
@@ -142,7 +142,7 @@ class SyntheticBench:
         failures: dict[str, EngineError] = {}
         known = {row.key for row in self.rows()}
         missing = [key for key in self.settings.measurements if key not in known]
-        with self._file.writing(), ExitStack() as stack:
+        with self._file.open_for_writing(), ExitStack() as stack:
             if missing and time.monotonic() >= end:
                 return False
             if missing:
@@ -168,7 +168,9 @@ class SyntheticBench:
             measure_costs()
         return True
 
-    async def _measure(self, engines: _Engines, config: synthetic.Configuration, repeat: int) -> synthetic.SyntheticRow:
+    async def _measure(
+        self, engines: _Engines, config: synthetic.SyntheticConfiguration, repeat: int
+    ) -> synthetic.SyntheticRow:
         target = engines.targets[config.mode]
         draft = engines.draft if config.mode not in ("off", "sd") else None
         settings = DecodingSettings(
@@ -181,8 +183,10 @@ class SyntheticBench:
         async def write(number: int) -> Reply:
             name = f"{repeat}.{number}"
             # Different prompts, since equal ones would hit the prefix cache.
-            prompt = synthetic_prompt(target, synthetic.PROMPT_TOKENS, int(_PROMPTS * draw(name, config)))
-            request = ReplyRequest(tuple(prompt), fixed_length_sampling(target, self.settings.tokens), question=name)
+            prompt = synthetic_prompt(
+                target, synthetic.PROMPT_TOKENS, int(_PROMPTS * hash_to_unit_interval(name, config))
+            )
+            request = ReplyRequest(tuple(prompt), fix_length(target, self.settings.tokens), question=name)
             verifier = ChanceByPosition(config.alpha, self.settings.seed) if config.depth else None
 
             def record(event: StepEvent) -> None:

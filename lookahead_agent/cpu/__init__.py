@@ -27,7 +27,7 @@ def share_cores(cores: Sequence[int], *, with_draft: bool) -> tuple[list[int], l
     return list(cores[:-draft_count]), list(cores[-draft_count:])
 
 
-def binding(cores: Sequence[int]) -> str:
+def format_cores(cores: Sequence[int]) -> str:
     """Format cores for `VLLM_CPU_OMP_THREADS_BIND`: `[0, 1, 2, 5]` becomes "0-2,5"."""
     runs: list[list[int]] = []
     for core in sorted(cores):
@@ -38,7 +38,7 @@ def binding(cores: Sequence[int]) -> str:
     return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)
 
 
-def bound_cores(cores: str) -> list[int]:
-    """Read the cores of `binding`; empty for vLLM's other notations, such as "auto" or "0-3|4-7"."""
+def parse_cores(cores: str) -> list[int]:
+    """Read the cores of `format_cores`; empty for vLLM's other notations, such as "auto" or "0-3|4-7"."""
     runs = [re.fullmatch(r"(\d+)(?:-(\d+))?", run) for run in cores.split(",")]
     return [core for run in runs if run for core in range(int(run[1]), int(run[2] or run[1]) + 1)] if all(runs) else []

@@ -22,7 +22,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from lookahead_agent.cpu import INSTRUCTIONS
-from lookahead_agent.cpu.jit import compiled, parallel_for, pointer, thread_count, thread_index, wait_for_team
+from lookahead_agent.cpu.jit import compile_function, parallel_for, pointer, thread_count, thread_index, wait_for_team
 from lookahead_agent.cpu.packing import COLUMNS, ROWS
 
 _AHEAD = 4096  # bytes of weights between a load and its prefetch
@@ -272,7 +272,7 @@ def _share(work):  # type: ignore[no-untyped-def]
 
 
 @cache
-def compiled_share(name: str) -> Any:
+def compile_share(name: str) -> Any:
     """Compile a thread's share of the work for an instruction set, without which LLVM would end the process."""
     instructions = INSTRUCTION_SETS[name]
     panel = _no_panel
@@ -282,7 +282,7 @@ def compiled_share(name: str) -> Any:
     variables = {**globals(), "_round_token": _token_rounding(instructions.zero_point), "_multiply_panel": panel}
     share = FunctionType(_share.__code__, variables, f"share_{name}")
     share.__qualname__ = share.__name__  # names the cached code
-    return compiled(share)
+    return compile_function(share)
 
 
 def multiplication(
@@ -301,7 +301,7 @@ def multiplication(
     """
     name = name or instruction_set()
     assert name is not None
-    outputs, share = scale.shape[0], compiled_share(name)
+    outputs, share = scale.shape[0], compile_share(name)
     panels, steps = weights.shape[:2]
     rows, columns = panels * ROWS, steps * COLUMNS
     # numpy sums bytes seven times as fast as torch, which saves a second per billion weights.

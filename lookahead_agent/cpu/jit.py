@@ -23,11 +23,11 @@ _parallel.argtypes, _parallel.restype = [ctypes.c_void_p, ctypes.c_void_p, ctype
 
 
 def parallel_for(function: Any, work: Any) -> None:
-    """Run a function from `compiled` on all threads at once, and wait for them."""
+    """Run a function from `compile_function` on all threads at once, and wait for them."""
     _parallel(function.address, work, 0, 0)
 
 
-def compiled(function: Any, signature: Any = _KERNEL) -> Any:
+def compile_function(function: Any, signature: Any = _KERNEL) -> Any:
     """Compile a function to machine code, cached on disk for later processes if numba finds a writable folder."""
     try:
         return cfunc(signature, cache=True)(function)

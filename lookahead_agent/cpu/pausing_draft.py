@@ -49,11 +49,11 @@ def replace_proposals() -> None:
     """Patch vLLM's model runner: a draft model pauses where its schedule has no draft tokens."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    GPUModelRunner.propose_draft_token_ids = _pausing(GPUModelRunner.propose_draft_token_ids)
+    GPUModelRunner.propose_draft_token_ids = _make_pausing(GPUModelRunner.propose_draft_token_ids)
     GPUModelRunner.take_draft_token_ids = _without_excluded(GPUModelRunner.take_draft_token_ids)
 
 
-def _pausing(propose: Callable[..., Any]) -> Callable[..., Any]:
+def _make_pausing(propose: Callable[..., Any]) -> Callable[..., Any]:
     def propose_or_pause(runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         import torch
 
@@ -64,7 +64,7 @@ def _pausing(propose: Callable[..., Any]) -> Callable[..., Any]:
         if (memory := getattr(runner, "lookahead_draft_memory", None)) is None:
             memory = runner.lookahead_draft_memory = DraftMemory(table.block_size)
         replies = runner.input_batch.req_ids
-        excluded = runner.lookahead_excluded = _excluded_replies(runner, memory)
+        excluded = runner.lookahead_excluded = _find_excluded(runner, memory)
         reads = scheduler_output.num_spec_tokens_to_schedule > 0 and len(excluded) < len(replies)
         memory.write(table.slot_mapping.gpu[: scheduler_output.total_num_scheduled_tokens].numpy(), read=reads)
         if not reads:
@@ -87,7 +87,7 @@ def _without_excluded(take: Callable[..., Any]) -> Callable[..., Any]:
     return take_draft_tokens
 
 
-def _excluded_replies(runner: Any, memory: DraftMemory) -> set[str]:
+def _find_excluded(runner: Any, memory: DraftMemory) -> set[str]:
     """The replies of a pass that get no draft tokens: with a seed, `NO_DRAFT`, or tokens the draft has not read."""
     batch, table, excluded = runner.input_batch, runner.input_batch.block_table[0], set()
     for index, reply in enumerate(batch.req_ids):

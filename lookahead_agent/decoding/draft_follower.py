@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from lookahead_agent.decoding.step import Source
 from lookahead_agent.decoding.streams import StepWriter, Stream, Streams
-from lookahead_agent.engines.background import describe, is_cancelled, wait_for_end
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.engines.shared_draft import BufferLines
+from lookahead_agent.system.background import describe, is_cancelled, wait_for_end
 
 logger = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ import weakref
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from lookahead_agent.engines.background import is_foreign
 from lookahead_agent.engines.foreign_loop import ForeignLoop
+from lookahead_agent.system.background import is_foreign
 
 T = TypeVar("T")
 

@@ -26,24 +26,24 @@ from lookahead_agent.decoding.verifier import (
     Verdict,
     Verifier,
 )
-from lookahead_agent.engines.background import describe, is_cancelled, is_foreign, wait_for_end
 from lookahead_agent.engines.protocol import Engine, SupportsSharedDraft
 from lookahead_agent.engines.shared_draft import BufferLines
 from lookahead_agent.errors import ConfigurationError, EngineError
+from lookahead_agent.system.background import describe, is_cancelled, is_foreign, wait_for_end
 
 logger = logging.getLogger(__name__)
 
 _MORE_PATIENCE = 4.0  # factor on the patience with a draft or verifier that was late, and not silent
 _INSTANT = 1e-3  # seconds by which a timer may be early
 
-Part = Literal["draft", "verifier"]
+SpeculationPart = Literal["draft", "verifier"]
 
 
 class _SilenceError(EngineError):
     """A model or the verifier gave nothing in its time."""
 
     def __init__(self, part: str, seconds: float) -> None:
-        super().__init__(f"{part} gave no sign of life for {seconds:g} s")
+        super().__init__(f"{part} timed out after {seconds:g} s")
 
 
 async def lookahead(
@@ -111,12 +111,13 @@ class _Loop:
         self._timers: dict[int, asyncio.TimerHandle] = {}  # that notice silence, by job
         # Without a draft first, or rounds, the target never waits for the draft.
         self._waits_for_draft = settings.synchronous or isinstance(self.verifier, DraftVerifier)
-        self._patience: dict[Part, float] = {"draft": settings.patience, "verifier": settings.patience}
+        self._patience: dict[SpeculationPart, float] = {"draft": settings.patience, "verifier": settings.patience}
         self._progress = {
             "draft": self._streams.progress[Source.DRAFT],
             "verifier": EngineProgress.of(self.verifier),
         }
-        self._silent: dict[int, tuple[Part, float]] = {}  # jobs that are late or have timed out, and since when
+        # Jobs that are late or have timed out, and since when.
+        self._silent: dict[int, tuple[SpeculationPart, float]] = {}
         self._is_foreign = is_foreign(self.verifier)  # whether a user's class verifies
         self._asking: asyncio.Task[None] | None = None  # asks it whether a step is ruled out
         self._verifying: dict[int, float] = {}  # by verification job: since when the verifier is silent
@@ -164,7 +165,7 @@ class _Loop:
                 case steps.Commit(node):
                     self._commit(node)
                 case steps.Reject(job):
-                    writer = self._decided(job)
+                    writer = self._pop_writer(job)
                     writer.stream.counts.rejected += writer.generated
                     self._emit_step("rejected" if writer.stream.source is Source.DRAFT else "unused", writer)
                 case steps.Abort(job):
@@ -173,7 +174,7 @@ class _Loop:
                     end = finished
                 case steps.Fail(reason):
                     raise self._invalid_request or EngineError(f"the target model failed: {reason}")
-        for stream in self._streams.unclaimed_streams():
+        for stream in self._streams.take_unclaimed():
             self._retire(stream)
         return end
 
@@ -190,7 +191,7 @@ class _Loop:
         now, stall = asyncio.get_running_loop().time(), self.settings.stall_timeout
         if source is Source.TARGET and stall is not None:
             limit, progress = stall_limit(stall, writer.stream.prompt_length), self._streams.progress[source]
-            self._watch(job, lambda: max(now, progress.advanced_at), lambda: limit, self._stalled)
+            self._watch(job, lambda: max(now, progress.advanced_at), lambda: limit, self._fail_stalled)
         elif source is Source.DRAFT and self._waits_for_draft:
             streams, patience = self._streams, self._patience
             self._watch(
@@ -213,14 +214,14 @@ class _Loop:
         if (since := self._verifying.pop(job, None)) is not None:
             self._verifier_waited = asyncio.get_running_loop().time() - since
         if job in self._streams.writers:
-            writer = self._decided(job)
+            writer = self._pop_writer(job)
             if writer.complete is None and writer.stream.source is Source.DRAFT:
                 self._streams.draft_aborted()
             writer.stream.counts.aborted += writer.generated
             self._emit_step("aborted", writer)
             self._retire(writer.stream, task)
 
-    def _decided(self, job: int) -> StepWriter:
+    def _pop_writer(self, job: int) -> StepWriter:
         self._prefixes.forget(job)
         return self._streams.writers.pop(job)
 
@@ -253,7 +254,7 @@ class _Loop:
                 if writer.live:
                     self._prefixes.committed.commit((token,))
                 if step is not None:
-                    return self._written(writer, step)
+                    return self._finish_step(writer, step)
                 self._refute(writer)
             if await self._streams.read(stream, idle_timeout):
                 if self._follower is not None:
@@ -263,9 +264,9 @@ class _Loop:
             else:
                 if stream.source is Source.TARGET:
                     self._engines_reason = None if stream.finish_reason in ("stop", "length") else stream.finish_reason
-                return self._written(writer, writer.segmenter.close(stream.finish_reason))
+                return self._finish_step(writer, writer.segmenter.close(stream.finish_reason))
 
-    def _written(self, writer: StepWriter, step: Step) -> steps.StepWritten:
+    def _finish_step(self, writer: StepWriter, step: Step) -> steps.StepWritten:
         if self._follower is not None:
             self._follower.step_ended(writer)
         if drafted := writer.stream.source is Source.DRAFT:
@@ -295,7 +296,7 @@ class _Loop:
                     ask = self._ask_early(self._early, self._partial(draft), target_so_far, target, candidate.rank)
                     self._asking = asyncio.get_running_loop().create_task(ask)
             elif self._refutes(self._early, self._partial(draft), target_so_far):
-                self._refuted(target, candidate.rank)
+                self._record_refutation(target, candidate.rank)
 
     def _refutes(self, verifier: EarlyVerifier, draft: PartialStep, target: PartialStep) -> bool:
         """Ask a verifier, whose error must not fail the model's job that asks: the answer only saves work."""
@@ -322,9 +323,9 @@ class _Loop:
             and not target.complete
             and rank not in target.refuted
         ):
-            self._refuted(target, rank)
+            self._record_refutation(target, rank)
 
-    def _refuted(self, target: StepWriter, rank: int) -> None:
+    def _record_refutation(self, target: StepWriter, rank: int) -> None:
         target.refuted |= {rank}
         self._report.refuted += 1
         self._events.put_nowait(steps.Refuted(target.job, rank))
@@ -398,15 +399,15 @@ class _Loop:
 
         self._timers[job] = loop.call_later(max(0.0, limit() - (loop.time() - since())), check)
 
-    def _late(self, part: Part, job: int, silence: float) -> None:
+    def _late(self, part: SpeculationPart, job: int, silence: float) -> None:
         self._note_silence(job, part, silence)
         who = "the draft model" if part == "draft" else "the verifier"
         self._events.put_nowait(steps.Late(job, str(_SilenceError(who, round(silence, 1)))))
 
-    def _note_silence(self, job: int, part: Part, seconds: float) -> None:
+    def _note_silence(self, job: int, part: SpeculationPart, seconds: float) -> None:
         self._silent[job] = part, asyncio.get_running_loop().time() - seconds
 
-    def _stalled(self, job: int, silence: float) -> None:
+    def _fail_stalled(self, job: int, silence: float) -> None:
         self._events.put_nowait(steps.Failed(job, str(_SilenceError("the target model", round(silence)))))
 
     async def _run_job(self, job: int, work: Callable[[], Coroutine[Any, Any, steps.Event]]) -> None:

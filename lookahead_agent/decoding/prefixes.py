@@ -87,8 +87,8 @@ class Prefixes:
         self._target = target
         self._draft = draft
         tags, prompt_end = request.regions.thinking, target.decode(request.prompt_ids[-PROMPT_TAIL:])
-        thinking = ThinkingState(tags, tags is not None and tags.opened_by(prompt_end))
-        self.awaits_thinking = request.regions.begins_outside_thinking(prompt_end)
+        thinking = ThinkingState(tags, tags is not None and tags.is_opened_by(prompt_end))
+        self.awaits_thinking = request.regions.awaits_thinking(prompt_end)
         """Whether the reply begins before its thinking, in text that only the target may write."""
         self.committed = ReplyText(target, request.prompt_ids, request.sampling.stop, on_text, thinking)
         self._max_tokens = request.sampling.max_tokens
@@ -106,17 +106,19 @@ class Prefixes:
     def ids(self, node: Node, source: Source) -> list[int]:
         """The token ids of prompt and reply up to a node, in one model's vocabulary."""
         ids = [*self._prompts[source], *self._replies[source]]
-        for undecided in _undecided(node):
+        for undecided in _list_undecided(node):
             ids.extend(self._ids_of(undecided, source))
         return ids
 
     def reply_length(self, node: Node, source: Source = Source.TARGET) -> int:
         """The reply's length up to a node, in one model's tokens."""
-        return len(self._replies[source]) + sum(len(self._ids_of(undecided, source)) for undecided in _undecided(node))
+        return len(self._replies[source]) + sum(
+            len(self._ids_of(undecided, source)) for undecided in _list_undecided(node)
+        )
 
     def text(self, node: Node) -> str:
         """The reply's text up to a node."""
-        return self.committed.text + "".join(part.step.text for part in _undecided(node) if part.step is not None)
+        return self.committed.text + "".join(part.step.text for part in _list_undecided(node) if part.step is not None)
 
     def context(self, node: Node) -> PrefixContext:
         """The context that decides where the step after a node ends."""
@@ -165,7 +167,7 @@ class Prefixes:
         return self._draft_ids[node.job]
 
 
-def _undecided(node: Node) -> list[Node]:
+def _list_undecided(node: Node) -> list[Node]:
     """The nodes after the front down to `node`."""
     nodes: list[Node] = []
     while node.parent is not None:

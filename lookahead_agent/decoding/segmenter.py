@@ -5,9 +5,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from lookahead_agent.decoding.step import Step, StepEnd
-from lookahead_agent.delimiters import delimiter_finder, too_slow
 from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.engines.tokenizer import TextStream
+from lookahead_agent.system.delimiters import delimiter_finder, too_slow
 
 # Blocks in which no delimiter counts, since they may contain blank lines: fenced code and LaTeX displays.
 _MARKS = re.compile(
@@ -137,14 +137,14 @@ class Segmenter:
         piece = self._stream.push(token_id)
         seen = len(self._before) + len(self.text)
         self.text += piece
-        end = self._ended_by(token_id, piece, seen)
+        end = self._find_end(token_id, piece, seen)
         return self._step(end) if end is not None else None
 
     def close(self, reason: str | None) -> Step:
         """End the step where the engine's stream ended, by its finish reason."""
         return self._step(StepEnd.EOS if reason == "stop" else StepEnd.BUDGET)
 
-    def _ended_by(self, token_id: int, piece: str, seen: int) -> StepEnd | None:
+    def _find_end(self, token_id: int, piece: str, seen: int) -> StepEnd | None:
         rules = self._rules
         if rules.step_tokens is not None:
             if len(self.token_ids) >= self._budget:
@@ -162,7 +162,7 @@ class Segmenter:
                     return StepEnd.ACTION
                 if self._ends_now(rules.thinking_marker, seen):
                     return StepEnd.THINKING
-                if self._ends_now(rules.boundary, seen) or self._delimited():
+                if self._ends_now(rules.boundary, seen) or self._is_delimited():
                     return StepEnd.DELIMITER
         if len(self.token_ids) >= self._budget:
             return StepEnd.BUDGET
@@ -174,7 +174,7 @@ class Segmenter:
         """Whether the last token completed a marker; the text had `seen` characters before it."""
         return marker is not None and (self._before + self.text).find(marker, max(0, seen - len(marker) + 1)) >= 0
 
-    def _delimited(self) -> bool:
+    def _is_delimited(self) -> bool:
         delimiter = self._rules.delimiter
         if delimiter is None:
             return False

@@ -11,10 +11,10 @@ from lookahead_agent.decoding.prefixes import Prefixes
 from lookahead_agent.decoding.request import DecodingSettings, ReplyRequest
 from lookahead_agent.decoding.segmenter import Segmentation, Segmenter
 from lookahead_agent.decoding.step import Node, Source, Step
-from lookahead_agent.engines.background import close_request, wait_for_end
 from lookahead_agent.engines.protocol import Delta, Engine, Sampling
 from lookahead_agent.engines.shared_draft import BufferLine, BufferLines
 from lookahead_agent.engines.tokenizer import TextStream, Tokenizer
+from lookahead_agent.system.background import close_request, wait_for_end
 
 _PRECISION = 1.0  # seconds that a timeout may be early: rescheduling it for each token would cost more than the token
 
@@ -165,11 +165,11 @@ class Streams:
         return more
 
     def keep_open(self, job: int) -> None:
-        """Keep the stream of a complete step open for the next step, until `unclaimed_streams` is called."""
+        """Keep the stream of a complete step open for the next step, until `take_unclaimed` is called."""
         if job in self.writers:
             self._continuable[job] = self.writers[job].stream
 
-    def unclaimed_streams(self) -> list[Stream]:
+    def take_unclaimed(self) -> list[Stream]:
         """Take out the streams that were kept open and that no next step continues."""
         streams = list(self._continuable.values())
         self._continuable.clear()

@@ -14,7 +14,7 @@ from typing import Any
 
 from lookahead_agent.errors import ConfigurationError
 
-Message = Mapping[str, Any]  # in OpenAI's format, but with the arguments of tool calls as mappings
+TemplateMessage = Mapping[str, Any]  # in OpenAI's format, but with the arguments of tool calls as mappings
 FINISHED = "finished"  # field that marks an assistant message as complete; no template reads it
 _MAX_DIGITS = 8  # of a number in a template
 _MAX_PRODUCT = 10**7  # of two numbers, or characters or items of a multiplied text or list
@@ -33,28 +33,28 @@ class ThinkingTags:
     # an opening tag is then thinking.
     always: bool = True
 
-    def opened_by(self, prompt: str) -> bool:
+    def is_opened_by(self, prompt: str) -> bool:
         """Whether the prompt opens the thinking, so that the reply begins inside it."""
         return prompt.rstrip().endswith(self.open)
 
-    def closed_by(self, prompt: str) -> bool:
+    def is_closed_by(self, prompt: str) -> bool:
         """Whether the prompt closes the thinking, so that the reply begins after it."""
         return prompt.rstrip().endswith(self.close)
 
 
-def continues(messages: Sequence[Message]) -> bool:
+def continues(messages: Sequence[TemplateMessage]) -> bool:
     """Whether the reply continues the last message: an assistant message that is not marked `FINISHED`."""
     return bool(messages) and messages[-1]["role"] == "assistant" and not messages[-1].get(FINISHED)
 
 
-def ending(messages: Sequence[Message]) -> dict[str, bool]:
+def choose_ending(messages: Sequence[TemplateMessage]) -> dict[str, bool]:
     """Return the template options for the end of the prompt: start a reply, or leave the last message open."""
     if not continues(messages):
         return {"add_generation_prompt": True}
     return {"add_generation_prompt": False, "continue_final_message": not messages[-1].get("tool_calls")}
 
 
-def tool_calls(message: Message) -> Sequence[Message]:
+def tool_calls(message: TemplateMessage) -> Sequence[TemplateMessage]:
     """The tool calls of a message."""
     return message.get("tool_calls") or ()
 
@@ -62,7 +62,7 @@ def tool_calls(message: Message) -> Sequence[Message]:
 MARK = re.compile(r"mark\d+(?:content|name|call\d+)x")  # a marker that `marked` writes
 
 
-def marked(message: Message, index: int) -> dict[str, Any]:
+def with_placeholders(message: TemplateMessage, index: int) -> dict[str, Any]:
     """Replace each text of a message, and the arguments of each tool call, by a unique marker."""
     marked = dict(message)
     for field in ("content", "name"):
@@ -76,7 +76,7 @@ def marked(message: Message, index: int) -> dict[str, Any]:
     return marked
 
 
-def without_lone_results(messages: Sequence[Message]) -> list[Message]:
+def without_lone_results(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
     """Turn the results of tools that no message calls into user messages."""
     call_ids = {call.get("id") for message in messages for call in tool_calls(message)}
     return [
@@ -87,10 +87,10 @@ def without_lone_results(messages: Sequence[Message]) -> list[Message]:
     ]
 
 
-def with_argument_texts(messages: Sequence[Message]) -> list[Message]:
+def with_argument_texts(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
     """Return the messages with the arguments of tool calls as JSON text."""
 
-    def with_text(call: Message) -> Message:
+    def with_text(call: TemplateMessage) -> TemplateMessage:
         arguments = call["function"]["arguments"]
         text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         return {**call, "function": {**call["function"], "arguments": text}}
@@ -118,11 +118,11 @@ def bound_operations() -> None:
     """
     from transformers.utils import chat_template_utils
 
-    chat_template_utils.ImmutableSandboxedEnvironment = bounded_environment()
+    chat_template_utils.ImmutableSandboxedEnvironment = create_bounded_environment()
 
 
 @cache
-def bounded_environment() -> type[Any]:
+def create_bounded_environment() -> type[Any]:
     """Return Jinja's sandbox with bounded products and no powers."""
     from jinja2.exceptions import SecurityError
     from jinja2.sandbox import ImmutableSandboxedEnvironment

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lookahead_agent.engines.chat_template import bound_operations, bounded_environment
+from lookahead_agent.engines.chat_template import bound_operations, create_bounded_environment
 from lookahead_agent.engines.model_files import read_object
 from lookahead_agent.engines.tokenizer import HFTokenizer
 
@@ -127,7 +127,7 @@ class _FileBackend:
         def refuse(message: str) -> None:
             raise TemplateError(message)
 
-        environment = bounded_environment()(
+        environment = create_bounded_environment()(
             trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
         )
         environment.filters["tojson"] = to_json

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from lookahead_agent.engines.background import LoopThread
+from lookahead_agent.system.background import LoopThread
 
 T = TypeVar("T")
 

@@ -97,7 +97,7 @@ def refers_to_itself(schema: Mapping[str, Any]) -> bool:
     return bool(refs)
 
 
-def relocated(schema: Mapping[str, Any], pointer: str) -> dict[str, Any]:
+def relocate(schema: Mapping[str, Any], pointer: str) -> dict[str, Any]:
     """Copy a checked schema for a place in another one, given as a JSON pointer, and redirect its references there."""
     copied = copy.deepcopy(dict(schema))
     # The same object may occur in several places.

@@ -103,7 +103,7 @@ class OpenAIEngine:
                 answer = await self.server.ask("/completions", body | {"prompt": _PROBE})
             choice = answer["choices"][0]
             prompt_tokens = (answer.get("usage") or {}).get("prompt_tokens")
-            self._reports_cached_tokens = _cached_tokens(answer) is not None
+            self._reports_cached_tokens = _count_cached_tokens(answer) is not None
             server_ids, returned = choice.get("prompt_token_ids"), choice.get("token_ids")
             if server_ids is not None:
                 server_ids = [int(token) for token in server_ids]
@@ -157,7 +157,7 @@ class OpenAIEngine:
                     with self._answers():
                         delta = self._delta(event["choices"][0], sampling) if event.get("choices") else None
                         if delta is None and last is not None:
-                            last = replace(last, cached_tokens=_cached_tokens(event))
+                            last = replace(last, cached_tokens=_count_cached_tokens(event))
                     if delta is not None and delta.finish_reason is None:
                         yield delta
                     elif delta is not None:
@@ -235,7 +235,7 @@ def _token_id(value: Any) -> int:
     return value
 
 
-def _cached_tokens(answer: Mapping[str, Any]) -> int | None:
+def _count_cached_tokens(answer: Mapping[str, Any]) -> int | None:
     """The prompt tokens that were in the server's prefix cache; None if the server does not report them."""
     details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
     cached = details.get("cached_tokens")

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import psutil
 
+from lookahead_agent.system.machine import memory
+
 PARENT = "LOOKAHEAD_AGENT_PARENT"  # variable of vLLM's processes: the pid of the process that started them
 _MAX_FOLDER_LENGTH = 45  # characters of the temporary folder's path that leave room for a socket's name
 QUIET_VARIABLES = {
@@ -38,13 +40,7 @@ ADVICE = (
 _KILLED_AT_START = re.compile(r"Failed core proc\(s\):.*(?<!\d)-9\b")
 SHARED = Path("/dev/shm")  # folder of shared memory on Linux
 _MIN_SHARED_BYTES = 240 << 20  # free bytes that vLLM requires for a queue, of which it uses kilobytes
-_CGROUP = Path("/sys/fs/cgroup")
 _detached: set[int] = set()
-
-
-def available_cores() -> list[int]:
-    """The CPU cores that this process may use."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def socket_folder() -> str:
@@ -134,7 +130,7 @@ def crash_reason(exit_code: int | None) -> str:
     """Explain why an engine failed whose process ended with this exit code; None: it runs, but a worker failed."""
     name = signal.Signals(-exit_code).name if exit_code is not None and exit_code < 0 else None
     if name == "SIGKILL":
-        return _killed_reason()
+        return _explain_kill()
     if name == "SIGBUS":
         return f"its process found {SHARED} full (SIGBUS): make it larger (--shm-size=1g for a container)"
     if name is not None:
@@ -148,7 +144,7 @@ def crash_reason(exit_code: int | None) -> str:
 def start_failure_reason(error: Exception) -> str:
     """Explain why an engine did not start."""
     if _KILLED_AT_START.search(str(error)):
-        return _killed_reason()
+        return _explain_kill()
     if (problem := shared_memory_problem()) is not None:
         return problem
     lines = [line.strip() for line in str(error).splitlines() if "errors.pydantic.dev" not in line]
@@ -156,30 +152,13 @@ def start_failure_reason(error: Exception) -> str:
     return f"{reason[-1]} (VLLM_LOGGING_LEVEL=INFO shows its log; if it was memory, {ADVICE})"
 
 
-def _killed_reason() -> str:
+def _explain_kill() -> str:
     return f"its process was killed, as systems do that run out of memory ({_free_memory()}): {ADVICE}"
 
 
 def _free_memory() -> str:
     total, free = memory()
     return f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB are free now"
-
-
-def memory(group: Path = _CGROUP) -> tuple[int, int]:
-    """Bytes of memory that this process and its children may use, and free bytes, both within a container's limit."""
-    machine = psutil.virtual_memory()
-    limit = _read_integer(group / "memory.max") or _read_integer(group / "memory" / "memory.limit_in_bytes")
-    if limit is None or limit >= machine.total:
-        return machine.total, machine.available
-    used = _read_integer(group / "memory.current") or _read_integer(group / "memory" / "memory.usage_in_bytes") or 0
-    return limit, max(0, min(machine.available, limit - used))
-
-
-def _read_integer(file: Path) -> int | None:
-    try:
-        return int(file.read_text(encoding="ascii"))
-    except (OSError, ValueError):  # missing, or "max"
-        return None
 
 
 def shared_memory_problem(folder: Path = SHARED) -> str | None:

@@ -123,7 +123,7 @@ class ScriptedEngine:
     prefix_cache: bool = False  # whether to report cached tokens of earlier prompts, in blocks of one token
 
     def __post_init__(self) -> None:
-        self._script = self.script if callable(self.script) else following(self.script)
+        self._script = self.script if callable(self.script) else script_from_steps(self.script)
         self.healthy = True
         self.in_flight = 0
         self.generated = 0  # tokens generated in total, without those of `answers`
@@ -134,7 +134,7 @@ class ScriptedEngine:
         """Generate the script's tokens; see `Engine.generate`."""
         if not self.healthy:
             raise EngineError("the engine is shut down")
-        cached = self._cached_tokens(tuple(prompt_ids), sampling.cache_salt)
+        cached = self._count_cached_tokens(tuple(prompt_ids), sampling.cache_salt)
         self.requests.append((tuple(prompt_ids), sampling))
         self.in_flight += 1
         try:
@@ -165,7 +165,7 @@ class ScriptedEngine:
         finally:
             self.in_flight -= 1
 
-    def _cached_tokens(self, prompt_ids: tuple[int, ...], salt: str | None) -> int | None:
+    def _count_cached_tokens(self, prompt_ids: tuple[int, ...], salt: str | None) -> int | None:
         """The longest common prefix with an earlier prompt of this salt, without the last token: it is always read."""
         if not self.prefix_cache:
             return None
@@ -214,12 +214,12 @@ def reply_script(reply: Callable[[str], str] | str, seconds: float = 0.0) -> Scr
 
     def script(prompt: str, written: str) -> Sequence[ScriptedStep]:
         parts = re.findall(r".*?\n\n|.+\Z", reply if isinstance(reply, str) else reply(prompt), re.DOTALL)
-        return following([ScriptedStep(part, seconds) for part in parts])(prompt, written)
+        return script_from_steps([ScriptedStep(part, seconds) for part in parts])(prompt, written)
 
     return script
 
 
-def following(steps: Sequence[ScriptedStep]) -> Script:
+def script_from_steps(steps: Sequence[ScriptedStep]) -> Script:
     """The script of a list: step `n` follows `n` delimited steps, without the part of it that is already written."""
 
     def script(_: str, reply: str) -> Sequence[ScriptedStep]:

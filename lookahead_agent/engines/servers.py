@@ -61,7 +61,7 @@ class Server:
         self._remote = remote
         self._url = remote.url.rstrip("/")
         self.name = f"the {role} at {_without_secrets(self._url)}"
-        self._key = checked_key(remote.api_key, f"the {role}'s API key")
+        self._key = check_key(remote.api_key, f"the {role}'s API key")
         self._transport = transport
         self._connect()
 
@@ -191,7 +191,7 @@ class Server:
         except httpx.HTTPError as error:
             if "location header" in str(error):  # httpx reads the address of a redirect, of which it may quote a part
                 raise ConfigurationError(f"{self.name} redirects to an invalid address") from None
-            raise _UnavailableError(f"{self.name} cannot be reached: {self.without_key(_described(error))}") from None
+            raise _UnavailableError(f"{self.name} cannot be reached: {self.without_key(_describe(error))}") from None
         except (ValueError, RecursionError) as error:
             reason = str(error) if isinstance(error, LineTooLongError) else "something that is not JSON"
             raise EngineError(f"{self.name} sent {reason}") from None
@@ -201,7 +201,7 @@ class Server:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
-            raise EngineError(f"{self.name} failed: {self.without_key(_described(error))}") from None
+            raise EngineError(f"{self.name} failed: {self.without_key(_describe(error))}") from None
 
     def _check(self, response: httpx.Response, content: bytes) -> None:
         status = response.status_code
@@ -250,7 +250,7 @@ class Server:
         return text.replace(self._key, "<API key>") if self._key else text
 
 
-def checked_key(key: str | None, name: str) -> str | None:
+def check_key(key: str | None, name: str) -> str | None:
     """An API key without white space around it, as from a file; None for an empty one.
 
     Raises ConfigurationError, which calls the key `name`, for a character that no HTTP header may have.
@@ -272,7 +272,7 @@ def _without_secrets(url: str) -> str:
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
-def _described(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
@@ -296,7 +296,7 @@ async def events(chunks: AsyncIterable[bytes]) -> AsyncIterator[str]:
     """
     decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")("replace"), translate=True)
 
-    async def decoded() -> AsyncIterator[str]:
+    async def decode_chunks() -> AsyncIterator[str]:
         async for chunk in chunks:
             yield decoder.decode(chunk)
         yield decoder.decode(b"", final=True) + "\n\n"
@@ -304,7 +304,7 @@ async def events(chunks: AsyncIterable[bytes]) -> AsyncIterator[str]:
     data: list[str] = []
     parts: list[str] = []  # pieces of the incomplete line, joined once
     length = 0  # of the incomplete event
-    async for text in decoded():
+    async for text in decode_chunks():
         *complete, incomplete = text.split("\n")
         length = length + len(text)
         if length > _MAX_EVENT and not any(not line for line in complete):

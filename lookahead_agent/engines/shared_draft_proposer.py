@@ -1,13 +1,13 @@
 """Proposes the tokens of a shared draft; vLLM asks for them at every forward pass (method `custom_class`)."""
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from lookahead_agent.engines.shared_draft import Ids, checksum, open_buffer
+from lookahead_agent.system.interpolation import cost_at
 
 BUFFER = "lookahead_shared_draft"  # key in vLLM's `additional_config`: the path of the buffer's file
 COSTS = "lookahead_pass_costs"  # another key there: the cost of a pass by its number of tokens, as pairs
@@ -123,15 +123,6 @@ def _match_elsewhere(written: Ids, lines: Sequence[ReadLine], limit: int) -> lis
                 best = matched, closeness
                 proposal = tokens[end : end + min(limit, 2 * matched)].tolist()
     return proposal
-
-
-def cost_at(costs: Mapping[int, float], tokens: float) -> float:
-    """The cost of a pass of `tokens` tokens, by linear interpolation and extrapolation of measured costs."""
-    sizes = sorted(costs)
-    if len(sizes) == 1:
-        return costs[sizes[0]]
-    low, high = next(((low, high) for low, high in pairwise(sizes) if tokens <= high), (sizes[-2], sizes[-1]))
-    return costs[low] + (costs[high] - costs[low]) * (tokens - low) / (high - low)
 
 
 class DraftLength:

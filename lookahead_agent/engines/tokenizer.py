@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from lookahead_agent.engines import chat_template
-from lookahead_agent.engines.chat_template import Message, ThinkingTags, ending, tool_calls
+from lookahead_agent.engines.chat_template import TemplateMessage, ThinkingTags, choose_ending, tool_calls
 from lookahead_agent.engines.model_files import read_object
-from lookahead_agent.engines.written_replies import WrittenReplies
+from lookahead_agent.engines.written_replies import ReplyTokenCache
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, IntegrityError, ModelNotFoundError
 
 
@@ -57,7 +57,7 @@ class Tokenizer(Protocol):
 
     def chat_prompt(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[TemplateMessage],
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
         longest: int | None = None,
@@ -171,7 +171,7 @@ class HFTokenizer:
             for token_id, token in self.backend.added_tokens_decoder.items()
             if token.special and _MARKUP_TOKENS.search(token.content)
         }
-        self._written_replies = WrittenReplies()
+        self._written_replies = ReplyTokenCache()
         self._name = Path(self.backend.name_or_path).name
         self._warned_about_names = False
         template = self.backend.chat_template
@@ -275,7 +275,7 @@ class HFTokenizer:
 
     def chat_prompt(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[TemplateMessage],
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
         longest: int | None = None,
@@ -286,7 +286,7 @@ class HFTokenizer:
         arguments = template_arguments or {}
         if whole:
             self._check_complete(messages, tools, arguments)
-        text = self._render(messages, tools, arguments, ending(messages))
+        text = self._render(messages, tools, arguments, choose_ending(messages))
         token_ids = self._written_replies.ids_of(text, lambda part: self.encode(part, longest))
         prompt = ChatPrompt(token_ids if token_ids is not None else self.encode(text, longest))
         prompt.text = None if chat_template.continues(messages) else text
@@ -299,10 +299,13 @@ class HFTokenizer:
             self._written_replies.add(prompt.text, prompt, self.decode_all(reply_ids[:-1]), reply_ids[:-1], end)
 
     def _check_complete(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, arguments: Mapping[str, Any]
+        self,
+        messages: Sequence[TemplateMessage],
+        tools: Sequence[Mapping[str, Any]] | None,
+        arguments: Mapping[str, Any],
     ) -> None:
-        marked = [chat_template.marked(message, index) for index, message in enumerate(messages)]
-        text = self._render(marked, tools, arguments, ending(marked))
+        marked = [chat_template.with_placeholders(message, index) for index, message in enumerate(messages)]
+        text = self._render(marked, tools, arguments, choose_ending(marked))
         # One pass: a search per marker takes minutes in a conversation of many thousand messages.
         seen = {"", *chat_template.MARK.findall(text)}
         for index, message in enumerate(marked):
@@ -324,7 +327,7 @@ class HFTokenizer:
         """See `Tokenizer.follow_up`."""
         roles = ("user", "A question?"), ("assistant", "A reply."), ("user", question)
         messages = [{"role": role, "content": content} for role, content in roles]
-        _, separator, suffix = self._render(messages, None, {}, ending(messages)).partition("A reply.")
+        _, separator, suffix = self._render(messages, None, {}, choose_ending(messages)).partition("A reply.")
         if not separator:
             raise ConfigurationError("the model's chat template does not show an earlier reply as it was")
         return self.encode(suffix)

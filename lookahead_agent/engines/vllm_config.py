@@ -10,9 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lookahead_agent.engines.processes import available_cores
 from lookahead_agent.engines.shared_draft_proposer import PATH
 from lookahead_agent.errors import ConfigurationError, MissingExtraError
+from lookahead_agent.system.machine import available_cores
 
 
 @dataclass(frozen=True)
@@ -97,14 +97,14 @@ def worker_cores(config: VLLMConfig) -> list[int]:
     """
     if not runs_on_cpu():
         return []
-    from lookahead_agent.cpu import bound_cores
+    from lookahead_agent.cpu import parse_cores
 
     arguments = engine_arguments(config)
     by_user = {"LD_PRELOAD", "OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"} & os.environ.keys()
     worker_count = arguments.get("tensor_parallel_size", 1) * arguments.get("pipeline_parallel_size", 1)
     if sys.platform != "linux" or _openmp() is None or not arguments["enforce_eager"] or worker_count != 1 or by_user:
         return []
-    return bound_cores(config.cores or "")
+    return parse_cores(config.cores or "")
 
 
 def _openmp() -> Path | None:
@@ -160,7 +160,7 @@ def engine_arguments(config: VLLMConfig) -> dict[str, Any]:
             # With the CPU default of 128, every step would begin with a repeated prefill of up to 127 tokens.
             "block_size": 32,
             "kv_cache_memory_bytes": 1 << 30,
-            "max_model_len": min(CPU_CONTEXT, trained_context(config.model)),
+            "max_model_len": min(CPU_CONTEXT, read_trained_context(config.model)),
             "max_num_seqs": 32,
             "max_num_batched_tokens": 2048,
         }
@@ -176,7 +176,7 @@ def without_folders(value: Any) -> Any:
     return value
 
 
-def trained_context(model: Path) -> int:
+def read_trained_context(model: Path) -> int:
     """The context length in tokens for which a model was trained, from the configuration in its folder."""
     return int(_model_config(model).get("max_position_embeddings") or CPU_CONTEXT)
 

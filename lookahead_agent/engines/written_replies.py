@@ -26,7 +26,7 @@ class _Reply(NamedTuple):
     end: str
 
 
-class WrittenReplies:
+class ReplyTokenCache:
     """Remembers the latest replies of a model; thread-safe."""
 
     def __init__(self, max_characters: int = _MAX_CHARACTERS) -> None:

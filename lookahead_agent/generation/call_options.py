@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from lookahead_agent.engines.json_schema import check_schema, refers_to_itself, relocated, subschemas, target
+from lookahead_agent.engines.json_schema import check_schema, refers_to_itself, relocate, subschemas, target
 from lookahead_agent.errors import ConfigurationError, check_encodable
 
 
@@ -306,7 +306,7 @@ def _call_schemas(tools: Sequence[Mapping[str, Any]], pointer: str) -> list[dict
             "type": "object",
             "properties": {
                 "name": {"const": tool["function"]["name"]},
-                "arguments": relocated(
+                "arguments": relocate(
                     tool["function"].get("parameters") or {"type": "object"}, f"{pointer}/{index}/properties/arguments"
                 ),
             },

@@ -29,7 +29,7 @@ _MIN_TOKENS = 24  # tokens from which the pace of a reply is recorded
 _MAX_OTHERS_SHARE = 0.1  # CPU share of other programs from which a pace is not kept for later runs
 _MIN_PASSES = 12  # forward passes from which a reply measures the acceptance rate of draft tokens
 
-_DECIDING_TOKENS = 16  # tokens in which a reply that may be a call shows that it is one
+_PROBE_TOKENS = 16  # tokens in which a reply that may be a call shows that it is one
 _REPORT_FIELDS = (
     *("steps", "accepted", "acceptance_rate", "verifier_calls", "judge_calls", "refuted"),
     "target_forward_passes",
@@ -56,14 +56,14 @@ class ReplyGenerator:
 
     def __post_init__(self) -> None:
         request, engines = self.request, self.engines
-        policy, certificate, self._certificate = engines.certified(request.policy)
+        policy, certificate, self._certificate = engines.resolve_certificate(request.policy)
         self.request = request if policy is request.policy else replace(request, policy=policy)
         self.thinking = self.thinking if request.messages is not None else None
         silence = engines.silence(policy)
         self._verifier = engines.verifier(policy) if silence is None else None
-        self._missing = silence or engines.missing(policy)  # why there is no verifier
+        self._missing = silence or engines.explain_missing(policy)  # why there is no verifier
         if certificate is not None and self._verifier is not None:
-            self._verifier = engines.drift_monitor.audited(self._verifier, certificate, request.audit_rate)
+            self._verifier = engines.drift_monitor.wrap(self._verifier, certificate, request.audit_rate)
         self._group = f"{request.node}|{policy.name}"  # replies of comparable speed: one node under one policy
         self._choice = self._choose_mode()
 
@@ -90,7 +90,7 @@ class ReplyGenerator:
         engines = self.engines
         engines.replies_at_once += 1
         try:
-            if engines.warmer.reading is not None:
+            if engines.warmer.prefill_task is not None:
                 await engines.warmer.stop()
             # Only the pace of a reply that runs alone measures the engines.
             alone = engines.replies_at_once == 1 and engines.target.in_flight == 0
@@ -119,7 +119,7 @@ class ReplyGenerator:
         finally:
             engines.replies_at_once -= 1
             if engines.warmer.waiting:
-                engines.warmer.go_on()
+                engines.warmer.resume()
         if engines.drift_monitor.waiting:
             engines.drift_monitor.audit_waiting()
         finish_reason = parts[-1].finish_reason
@@ -216,8 +216,8 @@ class ReplyGenerator:
         end, tags = self._prompt_tail(prompt), self.thinking
         return ReplyReader(
             tags,
-            inside=tags is not None and tags.opened_by(end),
-            after=tags is not None and tags.closed_by(end),
+            inside=tags is not None and tags.is_opened_by(end),
+            after=tags is not None and tags.is_closed_by(end),
             parser=self.parser if with_calls and self.request.tools else None,
             tools=self.request.tools,
             emit=self.emit,
@@ -292,7 +292,7 @@ class ConstrainedGenerator(ReplyGenerator):
         sampling = replace(sampling, stop=())
         target, tags = self.engines.target, self.thinking
         calls = self.request.must_call
-        thinks = tags is not None and not tags.closed_by(self._prompt_tail(prompt))
+        thinks = tags is not None and not tags.is_closed_by(self._prompt_tail(prompt))
         if isinstance(target, VLLMEngine) and (thinks or (self.request.tools and not calls)):
             for structured in filter(None, (sampling.structured, self.request.form)):
                 # An invalid constraint must fail before tokens are generated in vain.
@@ -300,7 +300,7 @@ class ConstrainedGenerator(ReplyGenerator):
         read, parts = ReadReply(), list[Reply]()
         if tags is not None and thinks:
             opened = list(prompt)
-            if not tags.opened_by(self._prompt_tail(prompt)):
+            if not tags.is_opened_by(self._prompt_tail(prompt)):
                 opened += target.tokenizer.encode(f"{tags.open}\n")
             reader = self._reader(opened, with_calls=False)
             free = replace(sampling, structured=None, stop=(tags.close,))
@@ -309,7 +309,7 @@ class ConstrainedGenerator(ReplyGenerator):
             for piece in read.pieces:
                 self.emit(piece)
             remaining = sampling.max_tokens - len(thought.token_ids)
-            if remaining < 1 or not tags.closed_by(target.tokenizer.decode(thought.token_ids)):
+            if remaining < 1 or not tags.is_closed_by(target.tokenizer.decode(thought.token_ids)):
                 # Also if the model ended the reply within its thinking.
                 return read, [replace(thought, finish_reason="length")]
             parts.append(thought)
@@ -340,7 +340,7 @@ class ConstrainedGenerator(ReplyGenerator):
 
         Under a grammar of both, a model that does not know the form would begin the same call again and again.
         """
-        free = replace(sampling, structured=None, max_tokens=min(_DECIDING_TOKENS, sampling.max_tokens))
+        free = replace(sampling, structured=None, max_tokens=min(_PROBE_TOKENS, sampling.max_tokens))
         probe = await self._decode(prompt, free, Regions(), _ignore, speculate=False)
         probe.report.not_part_of_reply()
         parts.append(replace(probe, token_ids=()))

@@ -21,7 +21,7 @@ from lookahead_agent.generation.tool_calls import (
 
 
 @dataclass(frozen=True)
-class Match:
+class ParsedSpan:
     """The parsed text at a place where a call may begin."""
 
     end: int  # end of the parsed text
@@ -41,17 +41,17 @@ class ToolParser(ABC):
     # The patterns match possessively, and a run of backticks only from its beginning: hostile text takes linear time.
 
     @abstractmethod
-    def read(self, reply: ScannedText, at: int, tools: Tools, *, truncated: bool) -> Match:
+    def read(self, reply: ScannedText, at: int, tools: Tools, *, truncated: bool) -> ParsedSpan:
         """Parse a whole reply without thinking from a match of `begins`; `truncated`: the model had more to say."""
 
 
 def invalid(
     name: str | None, source: str, end: int, reason: Exception | str, *, truncated: bool = False, rank: int = 0
-) -> Match:
+) -> ParsedSpan:
     """Return a text as an invalid call; `truncated`: the reply was cut off in it."""
     calls = ParsedReply("")
     calls.add_invalid(name, source.strip(), reason, truncated=truncated)
-    return Match(end, calls, rank)
+    return ParsedSpan(end, calls, rank)
 
 
 def prefix_pattern(*texts: str) -> str:
@@ -98,13 +98,13 @@ class JsonToolParser(ToolParser):
         self.begins = re.compile(f"{re.escape(self.opens)}|{_FENCED}|{_CALL}")
         self.may_begin = re.compile(f"{prefix_pattern(self.opens)}|{_PARTIAL_FENCED}|{_PARTIAL_CALL}")
 
-    def read(self, reply: ScannedText, at: int, tools: Tools, *, truncated: bool) -> Match:
+    def read(self, reply: ScannedText, at: int, tools: Tools, *, truncated: bool) -> ParsedSpan:
         """Parse the text from a place where a call may begin."""
         if reply.text.startswith(self.opens, at):
             return self._parse_tagged(reply, at, tools, truncated=truncated)
         return self._parse_untagged(reply, at, tools)
 
-    def _parse_tagged(self, reply: ScannedText, at: int, tools: Tools, *, truncated: bool) -> Match:
+    def _parse_tagged(self, reply: ScannedText, at: int, tools: Tools, *, truncated: bool) -> ParsedSpan:
         text = reply.text
         begin = skip_whitespace(text, at + len(self.opens))
         if self.named and (head := self._HEAD.match(text, begin)) is not None:
@@ -125,15 +125,15 @@ class JsonToolParser(ToolParser):
             is_complete = closing is not None or self.closes is None
             if is_complete or any(is_rest_of(tag, text, end) for tag in self._tags):
                 self._add_calls(calls, text[at:end], found.sources, tools)
-                return Match(end, calls)
+                return ParsedSpan(end, calls)
         after = self._after_broken(text, found)
         calls.add_sources(found.sources if found.broken is not None else [], tools)
         rest = self._without_tags(text[found.end if found.sources and found.broken is not None else at : after])
         reason = found.broken or f"there is more than calls before {self.closes}"
         calls.add_invalid(find_name(rest), rest, reason, truncated=truncated and after == len(text))
-        return Match(after, calls)
+        return ParsedSpan(after, calls)
 
-    def _parse_named(self, text: str, at: int, head: re.Match[str], tools: Tools, *, truncated: bool) -> Match:
+    def _parse_named(self, text: str, at: int, head: re.Match[str], tools: Tools, *, truncated: bool) -> ParsedSpan:
         try:
             end = json_end(text, head.end())
         except BrokenJsonError as error:
@@ -142,7 +142,7 @@ class JsonToolParser(ToolParser):
             return invalid(head["name"], text[at:end], end, error, truncated=truncated and end == len(text))
         calls = ParsedReply("")
         calls.add(head["name"], text[head.end() : end], text[at:end], tools)
-        return Match(end, calls)
+        return ParsedSpan(end, calls)
 
     def _add_calls(self, calls: ParsedReply, whole: str, sources: list[str], tools: Tools) -> None:
         calls.add_sources(sources, tools)
@@ -159,9 +159,9 @@ class JsonToolParser(ToolParser):
             return len(text)
         return closing.end() if closing[0] == self.closes else closing.start()
 
-    def _parse_bare_tag(self, reply: ScannedText, at: int, begin: int, *, truncated: bool) -> Match:
+    def _parse_bare_tag(self, reply: ScannedText, at: int, begin: int, *, truncated: bool) -> ParsedSpan:
         """Parse a tag without JSON: text of the answer, unless tags enclose a block."""
-        text, as_text = reply.text, Match(at + len(self.opens))
+        text, as_text = reply.text, ParsedSpan(at + len(self.opens))
         if not reply.is_blank(reply.line_begin(at), at):
             return self._invalid(text, at, len(text), truncated=True) if truncated and begin == len(text) else as_text
         if self.closes is None:
@@ -174,7 +174,7 @@ class JsonToolParser(ToolParser):
         is_block = begin < close and reply.is_blank(end, reply.find("\n", end))
         return self._invalid(text, at, end, truncated=False) if is_block else as_text
 
-    def _invalid(self, text: str, at: int, end: int, *, truncated: bool) -> Match:
+    def _invalid(self, text: str, at: int, end: int, *, truncated: bool) -> ParsedSpan:
         source = self._without_tags(text[at:end])
         return invalid(find_name(source), source, end, "it is no JSON", truncated=truncated)
 
@@ -182,7 +182,7 @@ class JsonToolParser(ToolParser):
         source = source.strip().removeprefix(self.opens)
         return (source.removesuffix(self.closes) if self.closes is not None else source).strip()
 
-    def _parse_untagged(self, reply: ScannedText, at: int, tools: Tools) -> Match:
+    def _parse_untagged(self, reply: ScannedText, at: int, tools: Tools) -> ParsedSpan:
         text = reply.text
         fenced = text[at] == "`"
         begin = _BRACKET.search(text, at).start()  # type: ignore[union-attr]
@@ -192,27 +192,27 @@ class JsonToolParser(ToolParser):
         except BrokenJsonError as error:
             named = reply.search(NAME, begin)
             if named is None or named[1] not in names:
-                return Match(begin + 1)
+                return ParsedSpan(begin + 1)
             stop = (_FENCE_ENDS if fenced else self._end).search(text, error.at) if not error.unfinished else None
             after = len(text) if stop is None else stop.end() if fenced else stop.start()
             return invalid(named[1], text[begin:after].rstrip("` \n"), after, error, rank=2 if fenced else 1)
         if not _names_tools(text[begin:end], names):
             # In a fence it is ordinary code. Bare JSON is skipped as a whole, since its parts are no calls either.
-            return Match(at) if fenced else Match(end)
+            return ParsedSpan(at) if fenced else ParsedSpan(end)
         sources = value_sources(text, begin, end)
         if fenced:
             found = read_calls(text, begin, self.separators)
             sources, end = found.sources, skip_whitespace(text, found.end, self.separators)
             ticks = _FENCE_ENDS.match(text, end)
             if found.broken is not None or (ticks is None and end < len(text)):
-                return Match(at)
+                return ParsedSpan(at)
             end = end if ticks is None else ticks.end()
         else:
             following = skip_whitespace(text, end, self.separators)
             end = following if text[following : following + 1] in ("{", "[") else end
         calls = ParsedReply("")
         calls.add_sources(sources, tools)
-        return Match(end, calls, 2 if fenced else 1)
+        return ParsedSpan(end, calls, 2 if fenced else 1)
 
 
 def _names_tools(source: str, names: set[str]) -> bool:

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from lookahead_agent.engines import background
 from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.errors import LookaheadError
@@ -16,9 +15,10 @@ from lookahead_agent.generation.json_tool_parsers import ToolParser
 from lookahead_agent.generation.tool_parsers import choose_tool_parser
 from lookahead_agent.models.catalogue import ModelSet
 from lookahead_agent.policy import VerifierPolicy, as_policy
-from lookahead_agent.progress import Progress
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.runtime.runtime import Runtime
+from lookahead_agent.system import background
+from lookahead_agent.system.progress import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class LocalBackend:
 
     def _prepare(self, request: GenerateRequest, engines: EngineSet) -> ToolParser:
         """Look up the policy's certificate, which the engines cache, and return the parser of tool calls."""
-        engines.certified(request.policy)
+        engines.resolve_certificate(request.policy)
         parsers, name = self._tool_parsers, request.tool_parser
         if name not in parsers:
             parsers[name] = choose_tool_parser(name, engines.target.tokenizer)
@@ -127,10 +127,10 @@ class LocalBackend:
         assert self._injected_engines is not None
         return self._injected_engines.target.tokenizer
 
-    def known_context_length(self) -> int | None:
+    def find_context_length(self) -> int | None:
         """Return the most tokens of prompt and reply together, if known without starting engines or asking servers."""
         if self.runtime is not None:
-            return self.runtime.known_context_length()
+            return self.runtime.find_context_length()
         assert self._injected_engines is not None
         return self._injected_engines.target.context_length
 
@@ -152,6 +152,6 @@ class LocalBackend:
         if engines is None:
             return "the engines are not running: call start()"
         setup = engines.engine_setup
-        lines = [setup.reason if setup is not None and setup.reason else "the engines are as they were given"]
-        certified = {policy.name: engines.certified(policy)[2] for policy in policies}
+        lines = [setup.reason if setup is not None and setup.reason else "The caller supplied the engines"]
+        certified = {policy.name: engines.resolve_certificate(policy).reason for policy in policies}
         return "\n".join([*lines, *(f"{name}: {reason}" for name, reason in certified.items() if reason is not None)])

@@ -184,7 +184,7 @@ class ReplyReader:
                 break
             self._parts.append(text[at : found.start()])
             was_optional = self._open_optional
-            at = self._parse_mark(found.start())
+            at = self._parse_special(found.start())
             if self._open_optional != was_optional:
                 marks = self._marks()
         thoughts = (whole[begin:end].strip() for begin, end in self._spans)
@@ -224,7 +224,7 @@ class ReplyReader:
         self._open_code = (0, 0, 0)
         self._offset += length
 
-    def _parse_mark(self, at: int) -> int:
+    def _parse_special(self, at: int) -> int:
         """Parse the call, code or thinking that may begin at a place; returns the end of the parsed text."""
         text, tags = self._scanned.text, self.thinking
         fence = _FENCE.match(text, at)

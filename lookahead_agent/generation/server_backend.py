@@ -27,7 +27,7 @@ from lookahead_agent.generation.backend import (
     event_from_json,
     request_to_json,
 )
-from lookahead_agent.models.cache import cache_dir, user_folder
+from lookahead_agent.system.files import cache_dir, user_folder
 
 logger = logging.getLogger(__name__)
 
@@ -172,9 +172,7 @@ async def find_server(digest: str, seconds: float = _CALL_TIMEOUT) -> ServerBack
     if status is None:
         return None
     if status.engines != digest:
-        logger.warning(
-            "the engines that run in the background are not these, but others are started: %s", status.models
-        )
+        logger.warning("the daemon runs other models (%s); starting engines here", status.models)
         return None
     return ServerBackend(status)
 

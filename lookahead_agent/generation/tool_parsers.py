@@ -10,7 +10,7 @@ from lookahead_agent.engines.tokenizer import HFTokenizer, Tokenizer
 from lookahead_agent.errors import ConfigurationError, MissingExtraError
 from lookahead_agent.generation.json_tool_parsers import (
     JsonToolParser,
-    Match,
+    ParsedSpan,
     ToolParser,
     invalid,
     is_rest_of,
@@ -77,7 +77,7 @@ class VLLMToolParser(ToolParser):
         except Exception as error:  # vLLM's parsers raise errors of any type
             raise ConfigurationError(f"the tool parser {name!r} does not go with this model: {error}") from error
 
-    def read(self, reply: ScannedText, at: int, tools: Tools, *, truncated: bool) -> Match:
+    def read(self, reply: ScannedText, at: int, tools: Tools, *, truncated: bool) -> ParsedSpan:
         """Parse the call at a marker, or the whole reply."""
         if self._tags is not None:
             return self._parse_call(self._tags, reply, at, tools, truncated=truncated)
@@ -86,7 +86,7 @@ class VLLMToolParser(ToolParser):
         # Such a format has no end of calls: the last call of a truncated reply may be incomplete.
         found = self._extract(first_calls(text.strip()) if self.name in _PYTHONIC else text.strip(), tools)
         if found is None:
-            return self._invalid(text, len(text), truncated=truncated) if self.name in _PYTHONIC else Match(at)
+            return self._invalid(text, len(text), truncated=truncated) if self.name in _PYTHONIC else ParsedSpan(at)
         for number, call in enumerate(found.tool_calls[: MAX_CALLS + 1], 1):
             if number > MAX_CALLS:
                 calls.add_invalid(call.function.name, call.function.arguments, TOO_MANY_CALLS)
@@ -95,16 +95,16 @@ class VLLMToolParser(ToolParser):
             else:
                 calls.add(call.function.name, call.function.arguments or None, call.function.arguments, tools)
         calls.content = found.content or ""
-        return Match(len(text), calls)
+        return ParsedSpan(len(text), calls)
 
-    def _parse_call(self, tags: _Tags, reply: ScannedText, at: int, tools: Tools, *, truncated: bool) -> Match:
+    def _parse_call(self, tags: _Tags, reply: ScannedText, at: int, tools: Tools, *, truncated: bool) -> ParsedSpan:
         text, begin = reply.text, at
         if text.startswith(tags.around[0], at):
             begin = skip_whitespace(text, at + len(tags.around[0]))
         if not text.startswith(tags.begins, begin):
             partial = is_rest_of(tags.begins, text, begin)
             if not (partial and truncated) and text[begin : begin + 1] not in ("{", "["):
-                return Match(begin)
+                return ParsedSpan(begin)
             close = reply.find(tags.around[1], begin)
             end = min(close + len(tags.around[1]), len(text))
             return self._invalid(text[at:end], end, truncated=truncated and close == len(text))
@@ -113,7 +113,7 @@ class VLLMToolParser(ToolParser):
         if closing == len(text) or end < closing:
             name_match = re.match(r"<function=([^>\s]*)>", text[begin:end])
             if name_match is not None and all(tool["function"]["name"] != name_match[1] for tool in tools):
-                return Match(begin + len(tags.begins))
+                return ParsedSpan(begin + len(tags.begins))
             return self._invalid(text[at:end], end, truncated=truncated and end == len(text))
         end = closing + len(tags.ends)
         source, after = text[begin:end], skip_whitespace(text, end)
@@ -126,9 +126,9 @@ class VLLMToolParser(ToolParser):
             return self._invalid(text[at:end], end, truncated=False)
         call, calls = found.tool_calls[0], ParsedReply("")
         calls.add(call.function.name, call.function.arguments or None, text[at:end].strip(), tools)
-        return Match(end, calls)
+        return ParsedSpan(end, calls)
 
-    def _invalid(self, source: str, end: int, *, truncated: bool) -> Match:
+    def _invalid(self, source: str, end: int, *, truncated: bool) -> ParsedSpan:
         return invalid(None, source, end, f"the {self.name} parser reads no call in it", truncated=truncated)
 
     def _extract(self, text: str, tools: Tools) -> Any | None:

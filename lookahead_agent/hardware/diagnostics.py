@@ -11,7 +11,6 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 
-from lookahead_agent.engines.processes import available_cores, memory
 from lookahead_agent.engines.vllm_config import runs_on_cpu
 from lookahead_agent.errors import IsolationError
 from lookahead_agent.hardware.inventory import gpus, processor, version_of
@@ -19,6 +18,7 @@ from lookahead_agent.models.cache import GGUF, damage
 from lookahead_agent.models.catalogue import ModelFacts, ModelSet
 from lookahead_agent.models.resolve import locate
 from lookahead_agent.sandbox import choose
+from lookahead_agent.system.machine import available_cores, memory
 
 State = Literal["ok", "missing", "optional"]  # missing: no reply is possible; optional: some features are unavailable
 

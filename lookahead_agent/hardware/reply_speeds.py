@@ -18,9 +18,9 @@ import psutil
 from filelock import FileLock
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 
-from lookahead_agent.engines.processes import available_cores
 from lookahead_agent.hardware.inventory import engine_versions, processor
-from lookahead_agent.models.cache import cache_dir, write_atomically
+from lookahead_agent.system.files import cache_dir, write_atomically
+from lookahead_agent.system.machine import available_cores
 
 logger = logging.getLogger(__name__)
 

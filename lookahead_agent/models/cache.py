@@ -5,7 +5,6 @@ import hashlib
 import json
 import logging
 import os
-import secrets
 import shutil
 import struct
 import tempfile
@@ -15,16 +14,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-import platformdirs
 from filelock import FileLock, Timeout
 
 from lookahead_agent.engines.model_files import read_object
 from lookahead_agent.errors import ConfigurationError, DiskSpaceError, ModelError
-from lookahead_agent.progress import Advance
+from lookahead_agent.system.files import CACHE_VARIABLE
+from lookahead_agent.system.progress import Advance
 
 logger = logging.getLogger(__name__)
 
-CACHE_VARIABLE = "LOOKAHEAD_AGENT_CACHE"
 GGUF = "model.gguf"  # weights of a packaged model, in a folder with its configuration and tokenizer
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _INDEX = "model.safetensors.index.json"
@@ -38,23 +36,6 @@ _JSON = (
     "generation_config.json",
 )
 """Small JSON objects that a model is loaded from; the vocabulary, of megabytes, is checked where it is read."""
-
-
-def cache_dir() -> Path:
-    """The folder of fetched models: `$LOOKAHEAD_AGENT_CACHE`, else `lookahead-agent` in the user's cache folder."""
-    chosen = os.environ.get(CACHE_VARIABLE)
-    return user_folder(
-        lambda: chosen or platformdirs.user_cache_dir("lookahead-agent"),
-        f"set {CACHE_VARIABLE} to a folder that may be written",
-    )
-
-
-def user_folder(find: Callable[[], str], advice: str) -> Path:
-    """The folder that `find` returns; raises ConfigurationError with `advice` if there is no home folder for it."""
-    try:
-        return Path(find()).expanduser()
-    except RuntimeError:
-        raise ConfigurationError(f"there is no home folder: {advice}") from None
 
 
 def require_disk_space(folder: Path, needed: int, purpose: str) -> None:
@@ -89,7 +70,7 @@ def create_once(
     with _writing_to_cache(root):
         root.mkdir(parents=True, exist_ok=True)
         with file_lock(root / f"{folder.name}.lock") as lock:
-            if not _acquired(lock, folder, is_complete, patience):
+            if not _acquire(lock, folder, is_complete, patience):
                 return folder
             if folder.is_dir():
                 if (problem := check(folder)) is None:  # another process created it while this one waited
@@ -121,7 +102,7 @@ def file_lock(path: Path) -> Iterator[FileLock]:
         lock.release()
 
 
-def _acquired(lock: FileLock, folder: Path, is_complete: Callable[[], bool], patience: float) -> bool:
+def _acquire(lock: FileLock, folder: Path, is_complete: Callable[[], bool], patience: float) -> bool:
     """Acquire the lock of a model's folder; False if the folder is complete before, so that no lock is needed."""
     progress, deadline = -1, 0.0
     while True:
@@ -243,32 +224,6 @@ def _without_repeated_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(names := dict(pairs)) < len(pairs):
         raise ValueError("its header has a name twice")
     return names
-
-
-@contextmanager
-def writable(file: Path) -> Iterator[None]:
-    """Create the folder of a file that the user named, and turn the block's OS errors into ConfigurationError."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        raise ConfigurationError(f"{file} cannot be written: {error.strerror or error}") from error
-
-
-def write_atomically(file: Path, text: str | bytes) -> None:
-    """Write a text or bytes to a file completely or not at all; a device or a pipe is written to directly."""
-    file = Path(os.path.realpath(file))  # a link stays a link
-    content = text if isinstance(text, bytes) else text.encode(errors="backslashreplace")
-    if file.exists() and not file.is_file():
-        file.write_bytes(content)
-        return
-    unfinished = file.with_name(f"{file.name}.{secrets.token_hex(8)}.unfinished")
-    try:
-        with unfinished.open("xb") as out:
-            out.write(content)
-        unfinished.replace(file)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def sha256_of(path: Path, advance: Advance | None = None) -> str:

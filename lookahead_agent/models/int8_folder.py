@@ -196,14 +196,14 @@ def _read_reordered(tensor: Any, processor: Any, names: Mapping[str, str], rows:
     return torch.from_numpy(ordered.weights[rows].copy()).bfloat16()
 
 
-Job = tuple[int, Callable[[], None]]
+WriteJob = tuple[int, Callable[[], None]]
 """A number of weights, and the function that converts them."""
 
 
 def _write(path: Path, tensors: Mapping[str, SourceTensor], linear: set[str]) -> None:
     """Write all tensors in parts, on as many threads as there are cores, and print the progress."""
     file = _File(path)
-    jobs: list[Job] = []
+    jobs: list[WriteJob] = []
     for name in sorted(tensors, key=_place):
         jobs += _jobs(file, name, tensors[name], is_linear=name in linear)
     # Packed weights come first: each has a multiple of a cache line.
@@ -235,7 +235,7 @@ def _place(name: str) -> tuple[list[int | str], int, str]:
     return (numbers, _ORDER.index(match[2]) if match else len(_ORDER), name)
 
 
-def _jobs(file: _File, name: str, tensor: SourceTensor, *, is_linear: bool) -> Sequence[Job]:
+def _jobs(file: _File, name: str, tensor: SourceTensor, *, is_linear: bool) -> Sequence[WriteJob]:
     """Name a tensor's results in the file, and return the jobs that write them."""
     rows = tensor.shape[0] if tensor.shape else 1
     columns = torch.Size(tensor.shape[1:]).numel()

@@ -15,16 +15,17 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from lookahead_agent.errors import DownloadError, IntegrityError
-from lookahead_agent.models.cache import GGUF, cache_dir, create_once, damage, require_disk_space, sha256_of
+from lookahead_agent.models.cache import GGUF, create_once, damage, require_disk_space, sha256_of
 from lookahead_agent.models.catalogue import ModelFacts, PackagedWeights
 from lookahead_agent.models.conversion import write_metadata
-from lookahead_agent.progress import Progress
+from lookahead_agent.system.files import cache_dir
+from lookahead_agent.system.progress import Progress
 
 _PARALLEL_DOWNLOADS = 4
 _DISK_FACTOR = 2.1  # disk space for the joined file and its parts, relative to the file
 
 
-def fetched(facts: ModelFacts) -> Path | None:
+def cached_folder(facts: ModelFacts) -> Path | None:
     """The model's folder if the cache has it undamaged, else None."""
     folder = _folder(facts)
     return folder if folder.is_dir() and _damage(folder, facts) is None else None

@@ -9,8 +9,8 @@ from pathlib import Path
 from lookahead_agent.errors import ConfigurationError, DownloadError, IntegrityError, ModelNotFoundError
 from lookahead_agent.models.cache import damage
 from lookahead_agent.models.catalogue import CATALOGUE, MINILM, ModelFacts, ModelSet
-from lookahead_agent.models.packaged import fetch_packaged, fetched
-from lookahead_agent.progress import LogProgress, Progress
+from lookahead_agent.models.packaged import cached_folder, fetch_packaged
+from lookahead_agent.system.progress import LogProgress, Progress
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ def choose_models(
     models = _known_set(model) or ModelSet("", _facts(model), None)
     if (folder := Path(models.target.hub_id)).is_dir():
         # Weights, which may be on a server, are checked when they load; the target can run without a damaged draft.
-        _undamaged(models.target, folder, _TOKENIZER)
+        _require_undamaged(models.target, folder, _TOKENIZER)
     if draft is not None:
         models = replace(models, draft=CATALOGUE[draft.lower()].draft if draft.lower() in CATALOGUE else _facts(draft))
     elif models.draft is None and draft_wanted:
@@ -84,7 +84,7 @@ def locate(facts: ModelFacts) -> Path | None:
     path = Path(facts.hub_id)
     if path.is_dir():
         return path
-    if facts.packaged is not None and (folder := fetched(facts)) is not None:
+    if facts.packaged is not None and (folder := cached_folder(facts)) is not None:
         return folder
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -96,7 +96,7 @@ def locate(facts: ModelFacts) -> Path | None:
     return folder if any(folder.glob("*.safetensors")) else None
 
 
-def configured(facts: ModelFacts) -> Path | None:
+def folder_with_config(facts: ModelFacts) -> Path | None:
     """The folder with the model's configuration, with weights or not, else None; never uses the network."""
     path = Path(facts.hub_id)
     if path.is_dir():
@@ -120,9 +120,9 @@ def fetch(facts: ModelFacts, progress: Progress | None = None, patterns: tuple[s
     """
     progress = progress or LogProgress()
     if (folder := locate(facts)) is not None:
-        return _undamaged(facts, folder, patterns)
+        return _require_undamaged(facts, folder, patterns)
     try:
-        return _undamaged(facts, _fetch_from_hub(facts, progress, patterns), patterns)
+        return _require_undamaged(facts, _fetch_from_hub(facts, progress, patterns), patterns)
     except DownloadError as error:
         if facts.packaged is None:
             raise
@@ -130,7 +130,7 @@ def fetch(facts: ModelFacts, progress: Progress | None = None, patterns: tuple[s
     return fetch_packaged(facts, progress)
 
 
-def _undamaged(facts: ModelFacts, folder: Path, patterns: tuple[str, ...] = _WEIGHTS) -> Path:
+def _require_undamaged(facts: ModelFacts, folder: Path, patterns: tuple[str, ...] = _WEIGHTS) -> Path:
     """Return the folder if its files are undamaged; IntegrityError says how to repair it."""
     if (problem := damage(folder, weights="checked" if patterns == _WEIGHTS else "ignored")) is None:
         return folder

@@ -1,17 +1,17 @@
 """Turns a user's settings into the engines to start: precision, token speculation, and the models' folders."""
 
 import filecmp
+import importlib.metadata
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from lookahead_agent import __version__
 from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.shared_draft_proposer import COSTS
 from lookahead_agent.engines.tokenizer import HFTokenizer
-from lookahead_agent.engines.vllm_config import speculates_by_draft_model, speculative_config, trained_context
+from lookahead_agent.engines.vllm_config import read_trained_context, speculates_by_draft_model, speculative_config
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.hardware.choice import (
     ACCEPTANCE_RATE,
@@ -28,6 +28,7 @@ from lookahead_agent.runtime.weights import Platform, Weights, context_that_fits
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json")
 """Files of a tokenizer; without the first, a folder has no vocabulary."""
+_VERSION = importlib.metadata.version("lookahead-agent")
 _MIN_CONTEXT = 16384  # tokens of context for which a GPU must have room beside a draft
 _PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 _KERNEL_OF_DTYPE: Mapping[str, Kernel] = {"float32": "fp32", "float": "fp32", "bfloat16": "bf16"}
@@ -55,7 +56,7 @@ class RuntimeSpec:
     @property
     def digest(self) -> str:
         """A hash that is equal for equal specifications of this version; processes compare it to share engines."""
-        return sha256(f"{__version__} {asdict(self)}".encode()).hexdigest()
+        return sha256(f"{_VERSION} {asdict(self)}".encode()).hexdigest()
 
     def is_local(self, *roles: str) -> bool:
         """Whether the models of these roles all run in engines of this process."""
@@ -124,7 +125,7 @@ def select_engines(
     configuration, reason, speeds = None, "", None
     if target is not None and draft is not None and not platform.on_cpu and len(methods) > 1:
         room = fits([(target, spec.target_arguments), (draft, spec.draft_arguments)])
-        if room < min(_MIN_CONTEXT, trained_context(target)):
+        if room < min(_MIN_CONTEXT, read_trained_context(target)):
             methods, reason = ("none",), f"beside a draft the GPU has room for {room} tokens"
     if target is not None and platform.on_cpu:
         speeds = ReplySpeeds([str(folder) for folder in (target, draft if alike else None) if folder is not None])

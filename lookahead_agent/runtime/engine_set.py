@@ -3,8 +3,9 @@
 import time
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from typing import NamedTuple
 
-from lookahead_agent.certificates.certificate import Certificate, Found, find_certificate
+from lookahead_agent.certificates.certificate import Certificate, CertificateMatch, find_certificate
 from lookahead_agent.certificates.drift_monitor import DISPUTED_BELOW, DriftMonitor
 from lookahead_agent.decoding.verifier import DraftVerifier, Verifier
 from lookahead_agent.engines.protocol import Engine, SupportsSharedDraft
@@ -21,10 +22,22 @@ from lookahead_agent.verifiers.prefilter import PrefilterVerifier
 from lookahead_agent.verifiers.random_accept import RandomVerifier
 from lookahead_agent.verifiers.score import ScoreVerifier
 
-_ABSENT = {"draft": "no draft engine", "judge": "no judge model", "embedding": "no embedding model"}
+_ABSENT = {
+    "draft": "a model is missing: the draft",
+    "judge": "a model is missing: the judge",
+    "embedding": "a model is missing: the embedding model",
+}
 _RETRY_AFTER = 60.0  # seconds until a silent draft or verifier is tried again
 _MAX_CERTIFICATES = 256  # cached searches: a server's clients may choose risks and delimiters
 _MAX_VERIFIERS = 32  # likewise
+
+
+class CertifiedPolicy(NamedTuple):
+    """A policy with the verifier that keeps its risk on some models."""
+
+    policy: VerifierPolicy
+    certificate: Certificate | None = None  # None: `reason` says why; a policy without a risk has neither
+    reason: str | None = None
 
 
 class EngineSet:
@@ -82,7 +95,7 @@ class EngineSet:
             return part, id(self.draft)
         return part, policy.verifier if policy.own_verifier is None else id(policy.own_verifier)
 
-    def missing(self, policy: VerifierPolicy) -> str | None:
+    def explain_missing(self, policy: VerifierPolicy) -> str | None:
         """Why the policy has no verifier on these engines, by the model that is missing; None if none is."""
         for role, absent in (
             ("draft", self.draft is None),
@@ -91,7 +104,7 @@ class EngineSet:
         ):
             if policy.speculates and absent:
                 problem = self.problems.get(role)
-                return _ABSENT[role] if problem is None else f"{_ABSENT[role]}: {problem}"
+                return _ABSENT[role] if problem is None else f"{_ABSENT[role]} ({problem})"
         return None
 
     @property
@@ -116,21 +129,20 @@ class EngineSet:
         """Whether the target takes draft tokens from a shared draft, which a reply may skip."""
         return self.draft is not None and isinstance(self.target, SupportsSharedDraft) and self.target.shared_draft
 
-    def certified(self, policy: VerifierPolicy) -> tuple[VerifierPolicy, Certificate | None, str | None]:
-        """Return a policy with the verifier that keeps its risk on these models, the certificate, and the reason.
-
-        If the certificate is None, the reason says why; for a policy without a risk, both are None.
-        """
+    def resolve_certificate(self, policy: VerifierPolicy) -> CertifiedPolicy:
+        """Return a policy with the verifier that keeps its risk on these models."""
         if policy.risk is None:
-            return policy, None, None
+            return CertifiedPolicy(policy)
         found = self._cached_certificate(policy.risk, str(policy.delimiter))
         if found.certificate is not None:
-            return policy.with_verifier(found.certificate.policy), found.certificate, found.description
-        if policy.verifier == "certified" or found.given_up:
-            return policy.with_verifier({"verifier": "exact"}), None, f"exact, since {found.description}"
-        return policy, None, f"not certified, since {found.description}"
+            certified = policy.with_verifier(found.certificate.policy)
+            return CertifiedPolicy(certified, found.certificate, found.description)
+        if policy.verifier == "certified" or found.revoked:
+            exact = policy.with_verifier({"verifier": "exact"})
+            return CertifiedPolicy(exact, reason=f"exact, since {found.description}")
+        return CertifiedPolicy(policy, reason=f"not certified, since {found.description}")
 
-    def _find_certificate(self, risk: float, delimiter: str) -> Found:
+    def _find_certificate(self, risk: float, delimiter: str) -> CertificateMatch:
         return find_certificate(risk, self.names, self.precision, frozenset(self._revoked), delimiter)
 
     def _revoke(self, certificate: Certificate) -> None:
@@ -139,7 +151,7 @@ class EngineSet:
 
     def verifier(self, policy: VerifierPolicy) -> Verifier | DraftVerifier | None:
         """The policy's verifier on these engines; None if the policy has none or its models are missing."""
-        if not policy.speculates or self.missing(policy) is not None:
+        if not policy.speculates or self.explain_missing(policy) is not None:
             return None
         if policy.own_verifier is not None:
             own: Verifier | DraftVerifier = policy.own_verifier

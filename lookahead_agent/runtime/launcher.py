@@ -9,11 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lookahead_agent.engines import background
-from lookahead_agent.engines.background import in_daemon_thread
 from lookahead_agent.engines.engine_pool import POOL, EnginePool
 from lookahead_agent.engines.openai_http import OpenAIEngine
-from lookahead_agent.engines.processes import available_cores
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.engines.servers import Server
 from lookahead_agent.engines.tokenizer import HFTokenizer
@@ -21,9 +18,12 @@ from lookahead_agent.engines.vllm_config import VLLMConfig, as_arguments
 from lookahead_agent.errors import EngineError
 from lookahead_agent.models.catalogue import ModelFacts
 from lookahead_agent.models.resolve import fetch, fetch_tokenizer
-from lookahead_agent.progress import Progress
 from lookahead_agent.runtime.engine_selection import EngineSetup, RuntimeSpec, select_engines
 from lookahead_agent.runtime.weights import USABLE, Platform, Weights, memory_shares
+from lookahead_agent.system import background
+from lookahead_agent.system.background import in_daemon_thread
+from lookahead_agent.system.machine import available_cores
+from lookahead_agent.system.progress import Progress
 from lookahead_agent.verifiers.embedding import Embedder, RemoteEmbedder, SentenceEmbedder
 from lookahead_agent.verifiers.judge import RemoteJudge
 
@@ -118,9 +118,9 @@ class EngineLauncher:
         cores = None
         shares_machine = self.setup.draft_engine and spec.is_local("target", "draft")
         if self.platform.on_cpu:
-            from lookahead_agent.cpu import binding, share_cores
+            from lookahead_agent.cpu import format_cores, share_cores
 
-            target, draft = spec.cores or map(binding, share_cores(available_cores(), with_draft=shares_machine))
+            target, draft = spec.cores or map(format_cores, share_cores(available_cores(), with_draft=shares_machine))
             cores = target if role == "target" or not spec.is_local("target") else draft
         elif shares_machine:
             arguments.setdefault("gpu_memory_utilization", self._memory_shares.get(role, _JUDGE_SHARE))
@@ -135,9 +135,9 @@ class EngineLauncher:
         folder = await in_daemon_thread(lambda: fetch_tokenizer(facts, self.progress))
         tokenizer = await asyncio.to_thread(HFTokenizer, folder)
         arguments = self._spec.target_arguments if role == "target" else self._spec.draft_arguments
-        return self.connected(OpenAIEngine(remote, tokenizer, role, context_length=arguments.get("max_model_len")))
+        return self.hold(OpenAIEngine(remote, tokenizer, role, context_length=arguments.get("max_model_len")))
 
-    def connected(self, connection: Connection) -> Connection:
+    def hold(self, connection: Connection) -> Connection:
         """Hold a connection until `release`, and return it."""
         self._servers.append(connection.server)
         return connection

@@ -11,7 +11,7 @@ PRIOR: Mapping[Mode, float] = {"sd": 1.0, "lr+sd": 1.1, "lr": 1.3, "off": 1.4}
 """Assumed seconds per token of an untried mode, relative to those of "sd"."""
 HYSTERESIS = 0.1  # share of time by which another mode must be faster before a node switches to it
 TRY_AFTER = 6  # replies of a node before another mode is tried; doubles after each trial that was no faster
-READ_FOR_TOKEN = 40.0
+MAX_PROMPT_TOKENS_PER_REPLY_TOKEN = 40.0
 """Prompt tokens per reply token above which a draft model is left out. Its draft tokens pay for half of them. Measured
 on two cores, the draft reads a prompt token in 0.6 ms. It saves 14 ms for each token of a reply."""
 _WINDOW = 12  # latest replies of a node whose prompts and lengths count
@@ -99,7 +99,7 @@ class ModeChooser:
         """
         state = self._node_state(node)
         read, written = (sum(counts) for counts in zip(*state.tokens, strict=True)) if state.tokens else (0, 0)
-        limit = READ_FOR_TOKEN * written if state.drafts else READ_FOR_TOKEN * written / 2
+        limit = MAX_PROMPT_TOKENS_PER_REPLY_TOKEN * written * (1.0 if state.drafts else 0.5)
         state.drafts = len(state.tokens) < _MIN_REPLIES or read <= limit
         if state.drafts:
             return None

@@ -8,9 +8,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import takewhile
 
-from lookahead_agent.engines.background import describe, is_cancelled, wait_for_end
 from lookahead_agent.engines.protocol import Engine, Sampling
 from lookahead_agent.engines.vllm_config import runs_on_cpu
+from lookahead_agent.system.background import describe, is_cancelled, wait_for_end
 
 logger = logging.getLogger(__name__)
 
@@ -40,25 +40,25 @@ class PrefixWarmer:
         self.waiting: deque[_Prefix] = deque(maxlen=_MAX_PREFIXES)
         self.known: deque[tuple[Engine, Sequence[int]]] = deque(maxlen=_MAX_PREFIXES)
         """Token ids, shape (n,), that an engine has read or written recently."""
-        self.reading: asyncio.Task[None] | None = None
+        self.prefill_task: asyncio.Task[None] | None = None
         self._has_failed = False
 
     def add(self, engine: Engine, ids: Sequence[int], *, drafted: bool) -> None:
         """Let an engine prefill token ids, shape (n,), when no reply is written."""
         self.waiting.append(_Prefix(engine, ids, drafted))
-        self.go_on()
+        self.resume()
 
     async def stop(self) -> None:
-        """Cancel the current prefill for a reply; `go_on` resumes."""
-        task, self.reading = self.reading, None
+        """Cancel the current prefill for a reply; `resume` continues it."""
+        task, self.prefill_task = self.prefill_task, None
         if task is not None:
             task.cancel()
             await wait_for_end([task])
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Start to prefill waiting prefixes, unless a reply is being written."""
-        if self.waiting and self.reading is None and self._idle():
-            self.reading = asyncio.create_task(self._read())
+        if self.waiting and self.prefill_task is None and self._idle():
+            self.prefill_task = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
         try:
@@ -68,8 +68,8 @@ class PrefixWarmer:
                 raise
             self.waiting.clear()
             self._report(error)
-        if self.reading is asyncio.current_task():
-            self.reading = None
+        if self.prefill_task is asyncio.current_task():
+            self.prefill_task = None
 
     def _report(self, error: BaseException) -> None:
         """Log the first failure as a warning: the replies are complete, and only their prompts take longer."""

@@ -12,19 +12,24 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from lookahead_agent.engines.background import in_daemon_thread
 from lookahead_agent.engines.counting_tokenizer import load_counting_tokenizer
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.engines.tokenizer import Tokenizer
-from lookahead_agent.engines.vllm_config import CPU_CONTEXT, require_vllm, speculates_by_draft_model, trained_context
+from lookahead_agent.engines.vllm_config import (
+    CPU_CONTEXT,
+    read_trained_context,
+    require_vllm,
+    speculates_by_draft_model,
+)
 from lookahead_agent.errors import ConfigurationError, EngineStartError, LookaheadError, ModelError
-from lookahead_agent.models.resolve import configured, fetch_tokenizer
+from lookahead_agent.models.resolve import fetch_tokenizer, folder_with_config
 from lookahead_agent.policy import VerifierPolicy
-from lookahead_agent.progress import LogProgress, Progress
 from lookahead_agent.runtime.engine_selection import RuntimeSpec
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.runtime.launcher import EngineLauncher, Loaders
 from lookahead_agent.runtime.supervisor import Supervisor
+from lookahead_agent.system.background import in_daemon_thread
+from lookahead_agent.system.progress import LogProgress, Progress
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +76,7 @@ class Runtime:
         self._start: _Start | None = None  # the start in progress
 
     @classmethod
-    def shared(cls, spec: RuntimeSpec, *, expects_draft: bool) -> "Runtime":
+    def find_or_create(cls, spec: RuntimeSpec, *, expects_draft: bool) -> "Runtime":
         """Return the runtime of a specification, which is shared and lives as long as a reference to it."""
         with cls._registry_lock:
             key = (spec.digest, expects_draft)
@@ -101,7 +106,7 @@ class Runtime:
                 )
             return self._tokenizer
 
-    def known_context_length(self) -> int | None:
+    def find_context_length(self) -> int | None:
         """Maximum tokens of prompt and reply, if known without starting engines or asking servers; else None."""
         if self.running is not None:
             return self.running.target.context_length
@@ -111,8 +116,8 @@ class Runtime:
         models, on_cpu = self.spec.models, self.spec.is_local("target") and self.launcher.platform.on_cpu
         if models.name:
             trained = models.context_length
-        elif (folder := configured(models.target)) is not None:
-            trained = trained_context(folder)
+        elif (folder := folder_with_config(models.target)) is not None:
+            trained = read_trained_context(folder)
         else:
             return CPU_CONTEXT if on_cpu else None
         return min(CPU_CONTEXT, trained) if on_cpu else trained

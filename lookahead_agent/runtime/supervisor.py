@@ -5,7 +5,6 @@ import logging
 import time
 from collections import Counter
 
-from lookahead_agent.engines.background import describe, in_daemon_thread, is_cancelled
 from lookahead_agent.engines.openai_http import OpenAIEngine
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.errors import ConfigurationError
@@ -14,6 +13,7 @@ from lookahead_agent.runtime.engine_selection import RuntimeSpec
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.runtime.launcher import EngineLauncher
 from lookahead_agent.runtime.weights import judge_weights
+from lookahead_agent.system.background import describe, in_daemon_thread, is_cancelled
 from lookahead_agent.verifiers.embedding import Embedder, RemoteEmbedder
 from lookahead_agent.verifiers.judge import EngineJudge, RemoteJudge
 
@@ -148,7 +148,7 @@ class Supervisor:
     async def _provide_judge(self, engines: EngineSet) -> None:
         models, launcher = self._spec.models, self._launcher
         if (remote := self._spec.remote.get("judge")) is not None:
-            engines.judge = launcher.connected(RemoteJudge(remote))
+            engines.judge = launcher.hold(RemoteJudge(remote))
         elif models.judge == models.draft and engines.draft is not None:
             engines.judge = EngineJudge(engines.draft)
         elif models.judge is not None and models.judge != models.target:
@@ -161,7 +161,7 @@ class Supervisor:
     async def _provide_embedder(self, engines: EngineSet) -> None:
         facts, launcher = self._spec.models.embedding, self._launcher
         if (remote := self._spec.remote.get("embedding")) is not None:
-            engines.embedder = launcher.connected(RemoteEmbedder(remote))
+            engines.embedder = launcher.hold(RemoteEmbedder(remote))
             return
         folder = await launcher.fetch(facts)
 

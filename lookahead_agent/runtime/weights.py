@@ -10,8 +10,8 @@ from lookahead_agent.cpu import INT8
 from lookahead_agent.engines.vllm_config import runs_on_cpu
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.hardware.choice import WITH_AVX2, WITH_DOT_PRODUCTS, WITHOUT_INT8, CPUDefaults, Kernel, defaults_of
-from lookahead_agent.models.conversion import Form, converted, converted_folder, is_quantized
-from lookahead_agent.progress import Progress
+from lookahead_agent.models.conversion import WeightForm, ensure_form, folder_of_form, is_quantized
+from lookahead_agent.system.progress import Progress
 
 Role = TypeVar("Role", bound=str)
 
@@ -49,24 +49,24 @@ class Weights:
     """A model's weights as its engine loads them: source folder, conversion, and engine arguments."""
 
     source: Path
-    form: Form | None
+    form: WeightForm | None
     arguments: Mapping[str, Any]
 
     @property
     def folder(self) -> Path:
         """The folder that the engine loads, which `write` creates if needed."""
-        return converted_folder(self.source, self.form) if self.form is not None else self.source
+        return folder_of_form(self.source, self.form) if self.form is not None else self.source
 
     def write(self, progress: Progress) -> Path:
         """Convert the weights if they are not in the cache, and return the folder; raises ModelError on failure."""
-        return converted(self.source, self.form, progress) if self.form is not None else self.source
+        return ensure_form(self.source, self.form, progress) if self.form is not None else self.source
 
 
 def weights_in(folder: Path, kernel: Kernel | None, platform: Platform) -> Weights:
     """A model's weights in a precision; None: its folder's."""
     if kernel is None:
         return Weights(folder, "bf16", {})
-    int8: Form = "int8" if platform.on_cpu else "w8a8"
+    int8: WeightForm = "int8" if platform.on_cpu else "w8a8"
     weights = Weights(folder, int8 if kernel == "int8" else "bf16", {})
     arguments: dict[str, Any] = {}
     if platform.on_cpu and kernel == "int8" and weights.folder != folder:

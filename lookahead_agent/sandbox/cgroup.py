@@ -24,7 +24,7 @@ def memory_cgroup(memory: int) -> Iterator[int | None]:
     descriptor = None
     with ExitStack() as stack:
         with suppress(OSError):
-            if (parent := place()) is not None:
+            if (parent := parent_cgroup()) is not None:
                 _tidy(parent)
                 group = parent / f"{PREFIX}-{os.getpid()}-{secrets.token_hex(8)}"
                 group.mkdir()
@@ -37,7 +37,7 @@ def memory_cgroup(memory: int) -> Iterator[int | None]:
         yield descriptor
 
 
-def place(root: Path = _ROOT, memberships: str | None = None) -> Path | None:
+def parent_cgroup(root: Path = _ROOT, memberships: str | None = None) -> Path | None:
     """Find where to create a cgroup: in the process's own (v1) or its parent (v2), as only leaves hold processes."""
     memberships = _MEMBERSHIPS.read_text() if memberships is None else memberships
     for line in memberships.splitlines():

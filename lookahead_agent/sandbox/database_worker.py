@@ -28,7 +28,7 @@ _INTO_FILE = re.compile(r"\b(?:out|dump)file\b", re.IGNORECASE)
 
 
 @contextmanager
-def opened(address: str, seconds: float) -> Iterator[Any]:
+def open_cursor(address: str, seconds: float) -> Iterator[Any]:
     """Connect to a database for reading only; yield a cursor."""
     from sqlalchemy import NullPool, create_engine, make_url
 
@@ -74,7 +74,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     # A transaction for reading only lets such a SELECT write a file of the server.
     if statement is not None and request["url"].startswith(("mysql", "mariadb")) and _INTO_FILE.search(statement):
         raise ValueError("only SELECT statements that return rows are carried out: none with OUTFILE or DUMPFILE")
-    with opened(request["url"], request["seconds"]) as cursor:
+    with open_cursor(request["url"], request["seconds"]) as cursor:
         cursor.execute(COLUMNS if statement is None else statement)
         names = [column[0] for column in cursor.description or ()]
         rows: list[list[Any]] = []

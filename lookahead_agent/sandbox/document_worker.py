@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-Part = tuple[str, str]
+TextPart = tuple[str, str]
 # Elements to leave out besides those that the library leaves out.
 HIDDEN = [
     *("svg", "iframe", "object"),
@@ -24,7 +24,7 @@ DISPLAY = re.compile(r"\b(?:display|visibility)\s*:\s*([\w-]+)", re.IGNORECASE)
 BULLET = "\x01"  # Lists have no bullets: an item is a line
 
 
-def pdf(data: bytes, _: str) -> Iterator[Part]:
+def pdf(data: bytes, _: str) -> Iterator[TextPart]:
     """Yield the pages that have text."""
     from pypdf import PdfReader
 
@@ -32,7 +32,7 @@ def pdf(data: bytes, _: str) -> Iterator[Part]:
         yield f"page {number}", page.extract_text()
 
 
-def html(data: bytes, address: str) -> Iterator[Part]:
+def html(data: bytes, address: str) -> Iterator[TextPart]:
     """Yield the page as Markdown, with its title. `address` is the page's own, for relative links."""
     from html_to_markdown import ConversionOptions, PreprocessingOptions, convert
 
@@ -71,7 +71,7 @@ def hidden_selectors(text: str) -> list[str]:
     return [name for name, is_shown in shown.items() if not is_shown and re.fullmatch(r"[.#][\w-]+", name)][:1000]
 
 
-def docx(data: bytes, _: str) -> Iterator[Part]:
+def docx(data: bytes, _: str) -> Iterator[TextPart]:
     """Yield paragraphs and tables of a Word document as Markdown."""
     from docx import Document
     from docx.table import Table
@@ -90,7 +90,7 @@ def docx(data: bytes, _: str) -> Iterator[Part]:
     yield "", "\n\n".join(blocks)
 
 
-def pptx(data: bytes, _: str) -> Iterator[Part]:
+def pptx(data: bytes, _: str) -> Iterator[TextPart]:
     """Yield the slides of a presentation with their notes."""
     from pptx import Presentation
 
@@ -112,7 +112,7 @@ def shape_texts(shapes: Iterable[Any]) -> Iterator[str]:
             yield markdown_table([[cell.text for cell in row.cells] for row in shape.table.rows])
 
 
-def sheets(data: bytes, _: str) -> Iterator[Part]:
+def sheets(data: bytes, _: str) -> Iterator[TextPart]:
     """Yield the sheets of a workbook; a line is a row."""
     from python_calamine import CalamineWorkbook
 
@@ -122,17 +122,17 @@ def sheets(data: bytes, _: str) -> Iterator[Part]:
         yield f"sheet {' '.join(name.split())}", "\n".join(" | ".join(map(cell, row)) for row in rows)
 
 
-def notebook(data: bytes, _: str) -> Iterator[Part]:
+def notebook(data: bytes, _: str) -> Iterator[TextPart]:
     """Yield the cells of a notebook with the texts that they returned."""
     for number, part in enumerate(json.loads(data)["cells"], 1):
-        texts = [joined(part.get("source"))]
+        texts = [join_lines(part.get("source"))]
         for output in part.get("outputs", ()):
             found = output.get("text") or output.get("data", {}).get("text/plain")
-            texts.append(joined(found or output.get("evalue")))
+            texts.append(join_lines(found or output.get("evalue")))
         yield f"cell {number}", "\n\n".join(filter(str.strip, texts))
 
 
-def structure(data: bytes, _: str) -> Iterator[Part]:
+def structure(data: bytes, _: str) -> Iterator[TextPart]:
     """Yield a JSON document with a line for each value; an item of a list is a part of its own."""
     value = json.loads(data)
     if not isinstance(value, list):
@@ -158,7 +158,7 @@ def markdown_table(rows: list[list[str]]) -> str:
     return "\n".join([*lines[:1], "|" + " --- |" * len(rows[0]), *lines[1:]]) if rows else ""
 
 
-def joined(text: object) -> str:
+def join_lines(text: object) -> str:
     """Return a text of a notebook, which may be a list of lines."""
     return "".join(map(str, text)) if isinstance(text, list) else str(text or "")
 

@@ -111,7 +111,7 @@ def connect(path: str, how: str, memory: int, seconds: float) -> sqlite3.Connect
     return connection
 
 
-def explained(error: Exception, seconds: float) -> str:
+def explain_error(error: Exception, seconds: float) -> str:
     """Describe an error so that a model can act on it."""
     message = "out of memory" if isinstance(error, MemoryError) else str(error)
     known = {
@@ -147,14 +147,14 @@ def schema(connection: sqlite3.Connection, characters: int) -> str:
         if size > 2 * characters:  # enough to be truncated
             break
         try:
-            lines.append(f"{quoted(connection, name)}({', '.join(columns(connection, name))})")
+            lines.append(f"{quote_name(connection, name)}({', '.join(columns(connection, name))})")
         except sqlite3.OperationalError as error:  # a view of a dropped table
-            lines.append(f"{quoted(connection, name)} cannot be read: {error}")
+            lines.append(f"{quote_name(connection, name)} cannot be read: {error}")
         size += len(lines[-1]) + 1
     return "\n".join(lines)
 
 
-def found_columns(connection: sqlite3.Connection, message: str) -> str:
+def describe_columns(connection: sqlite3.Connection, message: str) -> str:
     """Say where an error's column exists: " (there are Album.ArtistId, Artist.ArtistId)"; "" if it is nowhere."""
     found = re.match(r"(?:ambiguous column name|no such column): (?:.*\.)?(.+)", message)
     if found is None:
@@ -166,8 +166,8 @@ def found_columns(connection: sqlite3.Connection, message: str) -> str:
     ]
     if not tables:
         return ""
-    column = quoted(connection, found[1])
-    named = ", ".join(f"{quoted(connection, name)}.{column}" for name in tables[:MAX_NAMED])
+    column = quote_name(connection, found[1])
+    named = ", ".join(f"{quote_name(connection, name)}.{column}" for name in tables[:MAX_NAMED])
     return f" (there {'is' if len(tables) == 1 else 'are'} {named})"
 
 
@@ -186,19 +186,19 @@ def columns(connection: sqlite3.Connection, table: str) -> list[str]:
     for _, name, kind, _, _, _, hidden in pragma(connection, "table_xinfo", table):
         if hidden == 1:  # a hidden column of a virtual table
             continue
-        words = [quoted(connection, name)]
+        words = [quote_name(connection, name)]
         short = kind.partition("(")[0].strip()
         if short.isalpha() and len(short) <= MAX_TYPE_LENGTH and "CHAR" not in short.upper():
             words.append(short.upper())
         other, key = referred.get(name.lower(), (None, None))
         if other is not None and (key is None or key.lower() != name.lower()):  # no key: the primary key
-            key_part = "" if key is None else f"({quoted(connection, key)})"
-            words.append(f"REFERENCES {quoted(connection, other)}{key_part}")
+            key_part = "" if key is None else f"({quote_name(connection, key)})"
+            words.append(f"REFERENCES {quote_name(connection, other)}{key_part}")
         found.append(" ".join(words))
     return found
 
 
-def quoted(connection: sqlite3.Connection, name: str) -> str:
+def quote_name(connection: sqlite3.Connection, name: str) -> str:
     """Quote a name as a statement needs it, on one line."""
     if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         try:
@@ -238,7 +238,7 @@ def select(request: dict[str, Any], how: str) -> str:
         try:
             cursor = connection.execute(request["statement"])
         except sqlite3.OperationalError as error:
-            raise sqlite3.OperationalError(f"{error}{found_columns(connection, str(error))}") from None
+            raise sqlite3.OperationalError(f"{error}{describe_columns(connection, str(error))}") from None
         if cursor.description is None:
             raise ValueError("only SELECT statements are carried out")
         return table([column[0] for column in cursor.description], cursor, request)
@@ -277,7 +277,7 @@ def main() -> None:
     except OSError as error:
         problem = f"the database cannot be read: {error.strerror}"
     except (sqlite3.Error, sqlite3.Warning, MemoryError) as error:
-        problem = explained(error, request["seconds"])
+        problem = explain_error(error, request["seconds"])
     with open(int(sys.argv[1]), "w", encoding="utf-8") as results:
         print(json.dumps({"text": text, "problem": problem}), file=results)
 

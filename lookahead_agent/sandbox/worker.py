@@ -150,10 +150,10 @@ def install_filter(program: bytes) -> None:
     """Refuse system calls from here on, see seccomp(2)."""
     instructions = ctypes.create_string_buffer(program, len(program))
 
-    class Program(ctypes.Structure):
+    class FilterProgram(ctypes.Structure):
         _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
-    filter_program = Program(len(program) // 8, ctypes.cast(instructions, ctypes.c_void_p))
+    filter_program = FilterProgram(len(program) // 8, ctypes.cast(instructions, ctypes.c_void_p))
     call("prctl", PR_SET_SECCOMP, 2, ctypes.byref(filter_program), 0, 0)
 
 

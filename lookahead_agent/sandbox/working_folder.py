@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from lookahead_agent.sandbox.protected_names import protection, refuse_protected
+from lookahead_agent.system.files import FOLDER_FLAGS, open_folder
 
 _MAX_NAME_LENGTH = 4096
 _SHOWN = 50
@@ -31,19 +32,8 @@ _PAGE = 4096
 # Bytes of a line of the report: a name of `_MAX_NAME_LENGTH` characters as JSON escapes, and its size.
 _MAX_LINE = 12 * _MAX_NAME_LENGTH + 100
 if hasattr(os, "O_DIRECTORY"):  # Windows opens no file relative to a folder
-    _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     # Without O_NONBLOCK, opening a FIFO would wait for a process at its other end.
     _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-
-
-@contextmanager
-def open_folder(name: str | Path, base: int | None = None) -> Iterator[int]:
-    """Open a folder that is no link, relative to `base` if given, and yield its descriptor. Raises OSError."""
-    descriptor = os.open(name, _FOLDER_FLAGS, dir_fd=base)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def read_regular(path: str | Path, limit: int, folder: int | None = None) -> bytes:
@@ -84,13 +74,13 @@ def open_parent(root: Path, name: str, *, make: bool = False) -> Iterator[tuple[
             if make:
                 with suppress(FileExistsError):
                     os.mkdir(part, dir_fd=current)
-            below = os.open(part, _FOLDER_FLAGS, dir_fd=current)
+            below = os.open(part, FOLDER_FLAGS, dir_fd=current)
             os.close(current)
             current = below
         yield current, parts[-1]
     except FileNotFoundError:
         raise ValueError(
-            f"there is no file {name!r}; the last of its folders that is there has {listing(current)}"
+            f"there is no file {name!r}; the last of its folders that is there has {describe_names(current)}"
         ) from None
     except OSError as error:
         raise ValueError(refusal(name, error)) from None
@@ -165,7 +155,7 @@ def refusal(name: str, error: OSError) -> str:
     return f"{name!r} cannot be opened or written: {error.strerror}"
 
 
-def listing(folder: int) -> str:
+def describe_names(folder: int) -> str:
     """List some names of a folder by its descriptor; names with line breaks are quoted, so that none looks like two."""
     try:
         with os.scandir(folder) as entries:

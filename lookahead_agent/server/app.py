@@ -1,6 +1,7 @@
 """The ASGI application: authentication and routes."""
 
 import asyncio
+import importlib.metadata
 import json
 import os
 import time
@@ -15,9 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from lookahead_agent import __version__
 from lookahead_agent.chat.model import ChatLookahead
-from lookahead_agent.engines import background
 from lookahead_agent.generation.backend import GenerateRequest, request_from_json
 from lookahead_agent.generation.server_backend import CHAT_PATH, ENGINES_HEADER, STATUS_PATH, WARM_PATH, ServerStatus
 from lookahead_agent.server import ServerSettings
@@ -29,6 +28,7 @@ from lookahead_agent.server.protocol import ChatRequestBody, CompletionRequestBo
 from lookahead_agent.server.replies import Replies, ReplyResponse
 from lookahead_agent.server.start import EngineStart
 from lookahead_agent.server.writer import ReplyWriter
+from lookahead_agent.system import background
 
 Endpoint = Callable[[Request, Client], Awaitable[Response]]
 
@@ -129,7 +129,7 @@ def create_app(
             models=engine_names(),
             reason=await asyncio.to_thread(llm.explain),
             context_length=await writer.context_length(),
-            version=__version__,
+            version=importlib.metadata.version("lookahead-agent"),
             seconds=time.time() - created,
             replies=writer.replies,
             running=writer.admission.running,
@@ -137,12 +137,12 @@ def create_app(
         return JSONResponse(server_status.model_dump())
 
     def with_client(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
-        async def checked(request: Request) -> Response:
+        async def answer_checked(request: Request) -> Response:
             client = writer.clients.authenticate(request.headers.get("Authorization"))
             start.check()
             return await endpoint(request, client)
 
-        return checked
+        return answer_checked
 
     routes = [
         Route(CHAT_PATH, with_client(chat), methods=["POST"]),

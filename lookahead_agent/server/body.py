@@ -61,8 +61,8 @@ class BodyReader:
     async def parse(self, data: bytes, model: type[Body], token_ids: int) -> Body:
         """Parse and validate a body, whose prompt may have up to `token_ids` token ids."""
         if len(data) <= _MAX_INLINE:
-            return _parsed_body(data, model, token_ids)
-        return await asyncio.to_thread(_parsed_body, data, model, token_ids)
+            return _parse_body(data, model, token_ids)
+        return await asyncio.to_thread(_parse_body, data, model, token_ids)
 
     async def read_bytes(self, request: Request, max_bytes: int) -> bytes:
         """Read the bytes of a body of at most `max_bytes` bytes."""
@@ -91,8 +91,8 @@ class BodyReader:
         return b"".join(chunks)
 
 
-def _parsed_body(data: bytes, model: type[Body], token_ids: int) -> Body:
-    document = _parsed_json(data, _MAX_VALUES + token_ids)
+def _parse_body(data: bytes, model: type[Body], token_ids: int) -> Body:
+    document = _parse_json(data, _MAX_VALUES + token_ids)
     try:
         return model.model_validate(document)
     except ValidationError as error:
@@ -101,7 +101,7 @@ def _parsed_body(data: bytes, model: type[Body], token_ids: int) -> Body:
         raise RefusedError(400, f"{name or 'body'}: {problem['msg']}", param=name or None) from None
 
 
-def _parsed_json(data: bytes, max_values: int) -> Any:
+def _parse_json(data: bytes, max_values: int) -> Any:
     # Counted before parsing, without strings only if need be; `sub` with a function lets other threads run meanwhile.
     if _containers(data) > _MAX_CONTAINERS and _containers(_STRING.sub(lambda _: b"", data)) > _MAX_CONTAINERS:
         raise RefusedError(400, _TOO_MANY)

@@ -15,7 +15,6 @@ from typing import Any, TextIO
 
 import psutil
 
-from lookahead_agent.engines import background
 from lookahead_agent.engines.processes import mark_detached
 from lookahead_agent.errors import ConfigurationError, EngineStartError
 from lookahead_agent.generation.server_backend import (
@@ -25,8 +24,9 @@ from lookahead_agent.generation.server_backend import (
     server_status,
     socket_path,
 )
-from lookahead_agent.sandbox.working_folder import open_folder
 from lookahead_agent.server import ServerSettings
+from lookahead_agent.system import background
+from lookahead_agent.system.files import open_folder
 
 _MAX_DIGITS = 20  # Digits of a process id that are read
 _MAX_PATH = 100  # Bytes of a socket's path; Linux allows 107
@@ -105,7 +105,7 @@ def start_lock() -> Iterator[TextIO]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            message = "a server of yours starts or ends just now: see `lookahead-agent status`"
+            message = "another `up` or `down` is in progress: see `lookahead-agent status`"
             raise ConfigurationError(message) from None
         lock.truncate(0)
         print(os.getpid(), file=lock, flush=True)
@@ -134,7 +134,7 @@ def _starting_pid() -> int | None:
 
 
 @contextmanager
-def bound_socket() -> Iterator[socket.socket]:
+def bind_socket() -> Iterator[socket.socket]:
     """Bind the daemon's socket while the context lasts, replacing one that a killed daemon left behind."""
     path = socket_path()
     with socket.socket(socket.AF_UNIX) as listener:

@@ -51,7 +51,7 @@ def refusal(error: Exception) -> RefusedError:
     return RefusedError(500, _FAILED)
 
 
-def _truncated(text: str | None) -> str | None:
+def _truncate(text: str | None) -> str | None:
     return text if text is None or len(text) <= _MAX_LENGTH else text[: _MAX_LENGTH - 1] + "…"
 
 
@@ -67,7 +67,7 @@ class ErrorReplies:
         refused = refusal(error)
         self.on_error(refused.status)
         error_type = _TYPES.get(refused.status, "invalid_request_error" if refused.status < 500 else "server_error")
-        body = {"message": _truncated(refused.message), "type": error_type, "param": _truncated(refused.param)}
+        body = {"message": _truncate(refused.message), "type": error_type, "param": _truncate(refused.param)}
         content: dict[str, Any] = {"error": body | {"code": refused.code}}
         if self.with_exceptions and isinstance(error, LookaheadError):
             content["lookahead"] = {"type": type(error).__name__, "text": str(error)}

@@ -21,7 +21,7 @@ class RunningModels:
         if backend.runtime is not None:
             missing = frozenset(backend.runtime.models_to_start(policy))
         else:
-            missing = _missing(backend.running, policy)
+            missing = _list_missing(backend.running, policy)
         if missing := missing - self._started:
             roles = ", ".join(sorted(missing))
             raise PolicyError(
@@ -36,7 +36,7 @@ def _roles(policy: VerifierPolicy) -> frozenset[str]:
     return frozenset(role for role, is_needed in needs.items() if is_needed)
 
 
-def _missing(engines: EngineSet | None, policy: VerifierPolicy) -> frozenset[str]:
+def _list_missing(engines: EngineSet | None, policy: VerifierPolicy) -> frozenset[str]:
     """Return the roles that a policy needs and that the caller's engines lack; without a draft, the target is alone."""
     if engines is None or engines.draft is None:
         return _roles(policy) & {"draft"}

@@ -13,11 +13,11 @@ from starlette.responses import StreamingResponse
 from starlette.types import Send
 
 from lookahead_agent.decoding import StepEvent
-from lookahead_agent.engines.background import event_stream, gather_or_cancel
 from lookahead_agent.generation.backend import ChatReply, GenerateEvent, TextDelta, event_to_json
 from lookahead_agent.generation.server_backend import PING_SECONDS
 from lookahead_agent.generation.tool_calls import calls_as_text
 from lookahead_agent.server.errors import ErrorReplies
+from lookahead_agent.system.background import event_stream, gather_or_cancel
 
 T = TypeVar("T")
 

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable
 
 from lookahead_agent.chat.model import ChatLookahead
-from lookahead_agent.engines.background import in_daemon_thread
-from lookahead_agent.progress import Progress
 from lookahead_agent.server.errors import RefusedError
+from lookahead_agent.system.background import in_daemon_thread
+from lookahead_agent.system.progress import Progress
 
 _QUICK_SECONDS = 0.5  # engines that start in this time have started when the server begins to answer
 _RETRY_AFTER = 5  # seconds after which a client may try again while the models load

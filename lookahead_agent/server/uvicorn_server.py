@@ -18,10 +18,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.generation.server_backend import peer
-from lookahead_agent.progress import Progress
 from lookahead_agent.server import ServerSettings
 from lookahead_agent.server.app import create_app
 from lookahead_agent.server.start import EngineStart
+from lookahead_agent.system.progress import Progress
 
 logger = logging.getLogger(__name__)
 

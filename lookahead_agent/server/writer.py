@@ -13,7 +13,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from lookahead_agent.chat.messages import from_openai
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.decoding import StepEvent
-from lookahead_agent.engines import background
 from lookahead_agent.generation.backend import ChatReply, GenerateEvent, GenerateRequest, TextDelta
 from lookahead_agent.generation.call_options import CallOptions, SamplingArguments
 from lookahead_agent.policy import POLICIES, PolicyLike, as_policy
@@ -23,6 +22,7 @@ from lookahead_agent.server.errors import RefusedError
 from lookahead_agent.server.health import StallMonitor
 from lookahead_agent.server.models import RunningModels
 from lookahead_agent.server.protocol import ChatRequestBody, CompletionRequestBody
+from lookahead_agent.system import background
 
 _MAX_NODE = 256
 _ENDED = "the server ended while it generated the reply: the time for its shutdown is over"

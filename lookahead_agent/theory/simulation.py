@@ -150,14 +150,14 @@ def simulate_shared_draft(
     """
     rng = random.Random(seed)
 
-    def accepted_ahead() -> int:
+    def count_accepted_ahead() -> int:
         count = 0
         while count < tokens and rng.random() < alpha:
             count += 1
         return count
 
     now, written = 0.0, 0
-    origin, started, accepted = 0, 0.0, accepted_ahead()
+    origin, started, accepted = 0, 0.0, count_accepted_ahead()
     while written < tokens:
         drafted = origin + int((now - started) / c + 1e-9)
         draft_tokens = max(0, min(drafted - written, most))
@@ -165,7 +165,7 @@ def simulate_shared_draft(
         now += cost(draft_tokens + 1)
         written += gained
         if written > origin + accepted:  # the target's last token differs from the draft's
-            origin, started, accepted = written, now, accepted_ahead()
+            origin, started, accepted = written, now, count_accepted_ahead()
         elif written > origin + int((now - started) / c + 1e-9):
             # The target has caught up with a slower draft, which continues from the target's token.
             accepted -= written - origin

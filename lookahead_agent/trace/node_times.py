@@ -85,7 +85,7 @@ def node_times(spans: Sequence[Span], seconds: float | None = None, before: floa
     ]
     if spans:
         length = before + max(span.end for span in spans) - min(span.start for span in spans)
-        between = max(0.0, (length if seconds is None else seconds) - before - _covered(spans))
+        between = max(0.0, (length if seconds is None else seconds) - before - _sum_covered(spans))
         gaps = {**({BEFORE: before} if before else {}), BETWEEN: between}
         times += [NodeTimes(name, 0, 0.0, 0.0, 0.0, gap, 0, 0) for name, gap in gaps.items()]
     return times
@@ -182,36 +182,36 @@ def levers(spans: Sequence[Span]) -> dict[str, float]:
     """Estimate the seconds that a shared draft, prompt lookup, a warm prefix, or parallel tools would save at most."""
     replies = [span for span in spans if not span.is_tool]
     return {
-        "shared draft": sum(_saved_by_passes(span, _DRAFTED_PASSES * _SHARED_DRAFT_COST) for span in replies),
-        "prompt lookup": sum(_saved_by_passes(span, span.lookup_passes * _LOOKUP_COST) for span in replies),
-        "warm prefix": sum(map(_saved_by_prefix, replies)),
-        "tools at once": _saved_by_tools([span for span in spans if span.is_tool]),
+        "shared draft": sum(_seconds_saved_by_passes(span, _DRAFTED_PASSES * _SHARED_DRAFT_COST) for span in replies),
+        "prompt lookup": sum(_seconds_saved_by_passes(span, span.lookup_passes * _LOOKUP_COST) for span in replies),
+        "warm prefix": sum(map(_seconds_saved_by_prefix, replies)),
+        "tools at once": _seconds_saved_by_tools([span for span in spans if span.is_tool]),
     }
 
 
-def _saved_by_passes(span: Span, passes: float) -> float:
+def _seconds_saved_by_passes(span: Span, passes: float) -> float:
     """Return the seconds of writing that `passes` per token would save against the measured passes."""
     measured = span.passes / span.output_tokens if span.passes and span.output_tokens else 1.0
     return span.writing * max(0.0, 1 - passes / min(1.0, measured))
 
 
-def _saved_by_prefix(span: Span) -> float:
+def _seconds_saved_by_prefix(span: Span) -> float:
     """Return the prefill seconds saved if all but the last message were already in the prefix cache."""
     cached = span.cached_tokens or 0
     uncached = span.prompt_tokens * (1 - span.new_share) - cached
     return span.prompt * uncached / (span.prompt_tokens - cached) if uncached > 0 else 0.0
 
 
-def _saved_by_tools(spans: Sequence[Span]) -> float:
+def _seconds_saved_by_tools(spans: Sequence[Span]) -> float:
     """Return the seconds saved if the tools of each graph step ran in parallel: all but the longest of each step."""
     steps: dict[tuple[str, int], list[Span]] = {}
     for span in spans:
         if span.step is not None:
             steps.setdefault((span.node, span.step), []).append(span)
-    return sum(_covered(group) - max(span.end - span.start for span in group) for group in steps.values())
+    return sum(_sum_covered(group) - max(span.end - span.start for span in group) for group in steps.values())
 
 
-def _covered(spans: Iterable[Span]) -> float:
+def _sum_covered(spans: Iterable[Span]) -> float:
     """Return the seconds in which at least one span was running."""
     total, reached = 0.0, float("-inf")
     for span in sorted(spans, key=lambda span: span.start):

@@ -18,9 +18,9 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 
 from lookahead_agent.decoding.request import STEP_EVENT
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.jsonl import Row, RowFile
 from lookahead_agent.policy import node_path
-from lookahead_agent.truncation import truncate
+from lookahead_agent.system.jsonl import Row, RowFile
+from lookahead_agent.system.truncation import truncate
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class RunRecorder(BaseCallbackHandler):
         self._prompts: dict[UUID, tuple[str, Row]] = {}
         self._tools: dict[UUID, Row] = {}
 
-    def elapsed(self) -> float:
+    def measure_elapsed(self) -> float:
         """Seconds since the run began."""
         return self._now() - self._began
 
@@ -110,7 +110,7 @@ class RunRecorder(BaseCallbackHandler):
             "step": graph_metadata.get("langgraph_step"),
             "name": (serialized or {}).get("name") or kwargs.get("name") or "",
             "arguments": input_str if inputs is None else json.dumps(inputs, ensure_ascii=False, default=str),
-            "started": self.elapsed(),
+            "started": self.measure_elapsed(),
         }
         with self._lock:
             self._tools[run_id] = row
@@ -128,7 +128,7 @@ class RunRecorder(BaseCallbackHandler):
         with self._lock:
             row = self._tools.pop(run_id, None)
         if row is not None:
-            self._add_tool(row | {"seconds": self.elapsed() - row["started"], "failed": failed}, result)
+            self._add_tool(row | {"seconds": self.measure_elapsed() - row["started"], "failed": failed}, result)
 
     def _add_tool(self, row: Row, result: str) -> None:
         raise NotImplementedError
@@ -157,10 +157,10 @@ class TraceRecorder(RunRecorder):
     def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """Record a step event."""
         if name == STEP_EVENT:
-            self._add({"type": "step", "at": self.elapsed(), **data})
+            self._add({"type": "step", "at": self.measure_elapsed(), **data})
 
     def _add_tool(self, row: Row, result: str) -> None:
-        self._add({"type": "tool", **row, "result": truncate(result, _MAX_LENGTH, _REST)})
+        self._add({"type": "tool", **row, "result": truncate(result, _REST, _MAX_LENGTH)})
 
     def on_chain_start(
         self, serialized: dict[str, Any], inputs: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **_: Any
@@ -168,7 +168,7 @@ class TraceRecorder(RunRecorder):
         """Note when a graph or chain begins, and its question."""
         if parent_run_id is None:
             with self._lock:
-                self._runs[run_id] = {"started": self.elapsed(), "question": _last_text(inputs)}
+                self._runs[run_id] = {"started": self.measure_elapsed(), "question": _last_text(inputs)}
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **_: Any) -> None:
         """Record the run of a graph or chain, with its answer."""
@@ -182,14 +182,14 @@ class TraceRecorder(RunRecorder):
         with self._lock:
             row = self._runs.pop(run_id, None)
         if row is not None:
-            row |= {"seconds": self.elapsed() - row["started"], "answer": answer, "failed": failed}
+            row |= {"seconds": self.measure_elapsed() - row["started"], "answer": answer, "failed": failed}
             self._add({"type": "run", **row})
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """Record a reply."""
         for message, figures in replies(response):
             calls = [{"name": call["name"], "args": call["args"]} for call in message.tool_calls]
-            row = {"type": "reply", "at": self.elapsed(), "text": message.text, "tool_calls": calls}
+            row = {"type": "reply", "at": self.measure_elapsed(), "text": message.text, "tool_calls": calls}
             self._add({**row, "usage": message.usage_metadata, **self._of_prompt(run_id, message), **figures})
         self._discard_prompt(run_id)  # of a cached reply, or of another model
 
@@ -245,7 +245,7 @@ def _last_text(state: Any) -> str:
     if isinstance(last, Mapping):
         last = last.get("content")
     text = last.text if isinstance(last, BaseMessage) else last
-    return truncate(text, _MAX_LENGTH, _REST) if isinstance(text, str) else ""
+    return truncate(text, _REST, _MAX_LENGTH) if isinstance(text, str) else ""
 
 
 def shape_of_prompt(messages: Sequence[BaseMessage], tools: Any = None) -> tuple[str, float]:

@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from lookahead_agent.models.cache import write_atomically
+from lookahead_agent.system.files import write_atomically
 from lookahead_agent.trace.node_times import levers, node_times, spans_of
 
 _SHOWN = frozenset({"accepted", "committed", "rejected", "unused", "aborted", "judged"})
@@ -26,7 +26,7 @@ LANES = ("draft", "target", "verifier")  # In the order in which the page shows 
 
 
 @dataclass
-class Bar:
+class TimelineBar:
     """The generation or verification of a step; other fields are as in `StepEvent`."""
 
     lane: str  # one of `LANES`
@@ -47,7 +47,7 @@ class Call:
     policy: str
     start: float  # in seconds since the run began, like `end`
     end: float
-    bars: list[Bar] = field(default_factory=list)
+    bars: list[TimelineBar] = field(default_factory=list)
     figures: Mapping[str, Any] = field(default_factory=dict)  # from the metadata; empty for an incomplete reply
     text: str = ""
     critical: bool = False  # on the critical path: a shorter reply would shorten the run
@@ -67,12 +67,12 @@ def timeline(rows: Iterable[Mapping[str, Any]]) -> list[Call]:
         if not is_step:
             call.figures = {key: row[key] for key in _FIGURES if key in row}
             call.text = row["text"] or "\n".join(
-                f"{tool['name']}({_listed(tool['args'])})" for tool in row["tool_calls"]
+                f"{tool['name']}({_format_arguments(tool['args'])})" for tool in row["tool_calls"]
             )
         elif row["kind"] in _SHOWN:  # a step has events when it is complete and when it is decided
             lane = "verifier" if row["kind"] == "judged" else row["source"]
             known = {name: row[name] for name in ("kind", "position", "text", "verdict", "score")}
-            call.bars.append(Bar(lane, call.start + row["started"], call.start + row["ended"], **known))
+            call.bars.append(TimelineBar(lane, call.start + row["started"], call.start + row["ended"], **known))
     ordered = sorted(calls.values(), key=lambda call: call.start)
     _mark_critical(ordered)
     return ordered
@@ -100,7 +100,7 @@ class ToolRun:
     end: float
 
 
-def _listed(arguments: Any) -> str:
+def _format_arguments(arguments: Any) -> str:
     """Format the arguments of a call, a mapping or its JSON, for a reader: `name="value", other=1`."""
     parsed = arguments
     with suppress(ValueError, TypeError):
@@ -116,7 +116,7 @@ def tool_runs(rows: Iterable[Mapping[str, Any]]) -> list[ToolRun]:
         ToolRun(
             row["path"] or "(no node)",
             row["name"],
-            _listed(row["arguments"]),
+            _format_arguments(row["arguments"]),
             row.get("result"),
             row["failed"],
             row["started"],

@@ -81,19 +81,19 @@ def _value(side: str) -> Fraction | None:
     if not side or "%" in side or "^" in side or "**" in side or "//" in side:
         return None
     try:
-        return _evaluated(ast.parse(re.sub(r"(?<![\d.])0+(?=\d)", "", side), mode="eval").body, side)
+        return _evaluate(ast.parse(re.sub(r"(?<![\d.])0+(?=\d)", "", side), mode="eval").body, side)
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
         return None
 
 
-def _evaluated(node: ast.expr, source: str) -> Fraction:
+def _evaluate(node: ast.expr, source: str) -> Fraction:
     match node:
         case ast.Constant(value=int() | float() as value):
             return Fraction(str(value))
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_evaluated(operand, source)
+            return -_evaluate(operand, source)
         case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _OPERATIONS:
-            return _OPERATIONS[type(sign)](_evaluated(left, source), _evaluated(right, source))
+            return _OPERATIONS[type(sign)](_evaluate(left, source), _evaluate(right, source))
     raise ValueError(f"{source} is no arithmetic")
 
 

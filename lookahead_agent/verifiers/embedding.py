@@ -12,9 +12,9 @@ import httpx
 
 from lookahead_agent.decoding.foreign import call_part
 from lookahead_agent.decoding.verifier import StepPair, Verdict, Verifier
-from lookahead_agent.engines.background import describe, is_cancelled
 from lookahead_agent.engines.servers import RemoteModel, Server
 from lookahead_agent.errors import EngineError, ModelError, extra_imports
+from lookahead_agent.system.background import describe, is_cancelled
 
 
 class Embedder(Protocol):

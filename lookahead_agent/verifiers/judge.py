@@ -25,13 +25,15 @@ USER_PROMPT = (
 )
 _QUESTION_TAIL = 600  # characters kept from the question's end if the pair exceeds the judge's context
 
-Messages = Sequence[Mapping[str, str]]
+JudgeMessages = Sequence[Mapping[str, str]]
 
 
 class JudgeModel(Protocol):
     """A chat model that answers with one token."""
 
-    async def first_token_probabilities(self, messages: Messages, cache_salt: str | None = None) -> Mapping[str, float]:
+    async def first_token_probabilities(
+        self, messages: JudgeMessages, cache_salt: str | None = None
+    ) -> Mapping[str, float]:
         """Return the probabilities of the likeliest first tokens of an answer, by text.
 
         Prompts of different cache salts may not share a prefix cache.
@@ -80,7 +82,7 @@ class JudgeVerifier:
         return await call_part(self.model, lambda: self.model.first_token_probabilities(messages, pair.cache_salt))
 
 
-def _messages(pair: StepPair, question: str) -> Messages:
+def _messages(pair: StepPair, question: str) -> JudgeMessages:
     user = USER_PROMPT.format(question=question, target=pair.target.text.strip(), draft=pair.draft.text.strip())
     return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": user}]
 
@@ -91,7 +93,9 @@ class EngineJudge:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
-    async def first_token_probabilities(self, messages: Messages, cache_salt: str | None = None) -> Mapping[str, float]:
+    async def first_token_probabilities(
+        self, messages: JudgeMessages, cache_salt: str | None = None
+    ) -> Mapping[str, float]:
         """Return the probabilities of the likeliest first tokens, by text."""
         tokenizer = self.engine.tokenizer
         # The first token of a judge that thinks would be neither yes nor no.
@@ -111,7 +115,9 @@ class RemoteJudge:
         self._model = remote.model
         self._accepts_salt = True
 
-    async def first_token_probabilities(self, messages: Messages, cache_salt: str | None = None) -> Mapping[str, float]:
+    async def first_token_probabilities(
+        self, messages: JudgeMessages, cache_salt: str | None = None
+    ) -> Mapping[str, float]:
         """Return the probabilities of the likeliest first tokens, by text; servers give up to 20."""
         body = {
             "model": self._model,

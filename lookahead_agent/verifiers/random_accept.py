@@ -5,7 +5,7 @@ import hashlib
 from lookahead_agent.decoding.verifier import StepPair, Verdict
 
 
-def draw(*parts: object) -> float:
+def hash_to_unit_interval(*parts: object) -> float:
     """A pseudorandom number in [0, 1), the same for the same arguments in every process."""
     return int.from_bytes(hashlib.sha256("\0".join(map(str, parts)).encode()).digest()[:8]) / 2**64
 
@@ -22,5 +22,5 @@ class RandomVerifier:
 
     async def verify(self, pair: StepPair) -> Verdict:
         """Judge one pair."""
-        drawn = draw(self._seed, pair.question, pair.before, pair.draft.text)
+        drawn = hash_to_unit_interval(self._seed, pair.question, pair.before, pair.draft.text)
         return Verdict(drawn < self._probability, "chance", drawn)

@@ -66,7 +66,7 @@ _ATOM = r"(?:\d+(?:\.\d+)?|\.\d+|(?<![A-Za-z])[A-Za-z](?![A-Za-z]))"
 _EQUATION = re.compile(rf"{_ATOM}(?:\s*[-+*/^=]\s*{_ATOM})+")
 
 
-def normalized(text: str) -> str:
+def normalize(text: str) -> str:
     """The text without list bullets and enumerators, and with LaTeX numbers in plain notation."""
     text = _ENUMERATOR.sub("", _BULLET.sub("", text))
     text = _LATEX_NOISE.sub(lambda match: "," if match.group() == "{,}" else "", text)
@@ -87,7 +87,7 @@ def numbers(text: str) -> frozenset[Fraction | str]:
 def _by_span(text: str) -> dict[tuple[int, int], Fraction | str]:
     """The numbers by their span (begin, end) in the normalized text."""
     found: dict[tuple[int, int], Fraction | str] = {}
-    for match in _NUMBER.finditer(normalized(text)):
+    for match in _NUMBER.finditer(normalize(text)):
         value = Fraction(match["digits"].replace(",", ""))
         if match["sign"]:
             value = -value
@@ -124,7 +124,7 @@ def different_results(draft: str, target: str) -> str | None:
 
 def plain_arithmetic(text: str) -> str:
     """The text with its arithmetic in plain notation: no LaTeX, currencies, or thousands separators."""
-    text = normalized(text)
+    text = normalize(text)
     for pattern, operator in _OPERATORS.items():
         text = re.sub(pattern, operator, text)
     while (plain := _COMPOSED_FRACTION.sub(r"((\1) / (\2))", text)) != text:  # from the innermost outwards
@@ -139,7 +139,7 @@ def _contradict(first: dict[object, set[object]], second: dict[object, set[objec
 
 def _units(text: str) -> dict[object, set[object]]:
     found: dict[object, set[object]] = defaultdict(set)
-    text = normalized(text)
+    text = normalize(text)
     for match in _NUMBER.finditer(text):
         value = Fraction(match["digits"].replace(",", ""))
         after = _UNIT_AFTER.match(text, match.end())

@@ -35,6 +35,6 @@ class ScoreVerifier:
                 probabilities[int(text)] += math.exp(logprob)
         total = sum(probabilities.values())
         if total == 0.0:
-            raise EngineError("the target marked the draft's step with no digit")
+            raise EngineError("the score was not a digit")
         score = sum(digit * probability for digit, probability in probabilities.items()) / total
         return Verdict(score >= self._threshold, "score", score, judge_calls=1)

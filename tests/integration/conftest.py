@@ -1,4 +1,4 @@
-"""Engines shared by tests, because they start slowly, and groups of tests for pytest-xdist."""
+"""Engines shared by tests, because they start slowly, and the order of test files."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from xdist.scheduler import LoadFileScheduling
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.engines.processes import child_processes
 from lookahead_agent.engines.starter import keep_starters
-from lookahead_agent.models.cache import CACHE_VARIABLE, cache_dir
+from lookahead_agent.system.files import CACHE_VARIABLE, cache_dir
 from tests.integration.tiny_models import make_pair
 
 logging.getLogger("lookahead_agent").setLevel(logging.INFO)
@@ -23,55 +21,29 @@ logging.getLogger("lookahead_agent").setLevel(logging.INFO)
 # A few rounds of requests touch all of so small a KV cache: a test of memory growth needs no engine of its own.
 TINY_ENGINE = {"dtype": "float32", "kv_cache_memory_bytes": 1 << 25, "max_model_len": 2048}
 
-
-# Test files that share the tiny pair's engines; one xdist worker runs them all.
-SHARE_TINY = frozenset(
-    {
-        "bench",
-        "calibrate",
-        "draft_verifiers",
-        "estimate",
-        "forms",
-        "lossless",
-        "remote",
-        "standard",
-        "streams",
-        "synthetic",
-        "template_prefixes",
-        "tiny_pair",
-        "token_speculation",
-        "two_tokenizers",
-    }
-)
-TINY = "tiny"
 # Files that run one test after another: SmolLM2's engines fill a machine, and a daemon has a session of its own, whose
 # processes some schedulers starve beside busy ones.
 ALONE = frozenset({"test_smollm.py", "test_daemon.py"})
-# Groups of tests that take minutes, longest first: a late start of one would leave the other workers idle.
-LONGEST = (TINY, "crash_report", "precision", "processes", "sampling", "daemon", "serve")
+# Test files that take minutes, longest first: a late start of one would leave the other workers idle.
+LONGEST = (
+    "remote",
+    "precision",
+    "lossless",
+    "processes",
+    "sampling",
+    "crash_report",
+    "token_speculation",
+    "estimate",
+    "serve",
+    "bench",
+    "synthetic",
+)
 CALLS = ("invoke", "ainvoke", "stream", "astream")
 # The property of LangChain's standard suite that enables a test, where the test's name does not give it.
 PROPERTIES = {
     "test_stream_time": "enable_vcr_tests",
     **{f"test_{call}_with_model_override": "supports_model_override" for call in CALLS},
 }
-
-
-class GroupScheduling(LoadFileScheduling):
-    """Runs all tests of a group on one worker."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return _group(Path(nodeid.partition("::")[0]))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling:
-    return GroupScheduling(config, log)
-
-
-def _group(file: Path) -> str:
-    name = file.stem.removeprefix("test_")
-    return TINY if name in SHARE_TINY else name
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -81,7 +53,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.integration)
             if item.path.name in ALONE or {"real", "default_llm"} & _fixtures(item):
                 item.add_marker(pytest.mark.packaged)
-            assert "tiny" not in _fixtures(item) or _group(item.path) == TINY, f"SHARE_TINY lacks {item.path.stem}"
     deselected = [item for item in items if _is_unsupported(item)]
     items[:] = [item for item in items if item not in deselected]
     config.hook.pytest_deselected(items=deselected)
@@ -94,8 +65,8 @@ def _fixtures(item: pytest.Item) -> set[str]:
 
 
 def _rank(item: pytest.Item) -> int:
-    group = _group(item.path)
-    return LONGEST.index(group) if group in LONGEST else len(LONGEST)
+    name = item.path.stem.removeprefix("test_")
+    return LONGEST.index(name) if name in LONGEST else len(LONGEST)
 
 
 def _is_unsupported(item: pytest.Item) -> bool:

@@ -13,7 +13,7 @@ import pytest
 
 from lookahead_agent.bench.report import Report
 from lookahead_agent.bench.samples import Sample, read_results
-from lookahead_agent.jsonl import RowFile
+from lookahead_agent.system.jsonl import RowFile
 from tests.integration.command_line import command, run_in_process
 from tests.integration.conftest import descendants
 

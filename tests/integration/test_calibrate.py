@@ -10,7 +10,7 @@ from lookahead_agent.bench.problems import dataset_file, read_problems
 from lookahead_agent.calibration.collector import Collector
 from lookahead_agent.calibration.fit import MEASURES
 from lookahead_agent.calibration.pairs import OutcomeRule
-from lookahead_agent.progress import LogProgress
+from lookahead_agent.system.progress import LogProgress
 
 
 def test_collector_labels_step_pairs_and_computes_every_measure(real: ChatLookahead, tmp_path: Path) -> None:

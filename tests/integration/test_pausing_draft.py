@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from lookahead_agent.cpu import NO_DRAFT
-from lookahead_agent.cpu.pausing_draft import _pausing, _without_excluded
+from lookahead_agent.cpu.pausing_draft import _make_pausing, _without_excluded
 
 BLOCK = 4
 
@@ -35,7 +35,7 @@ class Runner(SimpleNamespace):
         self.input_batch.block_table[0].slot_mapping.gpu[: len(slots)] = torch.tensor(slots)
         self.input_batch.num_computed_tokens_cpu[:] = computed
         scheduled = SimpleNamespace(num_spec_tokens_to_schedule=draft_tokens, total_num_scheduled_tokens=len(slots))
-        proposed = _pausing(propose)(self, scheduled)
+        proposed = _make_pausing(propose)(self, scheduled)
         return _without_excluded(lambda _: SimpleNamespace(req_ids=["a", "b"], draft_token_ids=proposed.tolist()))(self)
 
 

@@ -20,15 +20,15 @@ from hypothesis import strategies as st
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.cpu import INSTRUCTIONS, INT8, LAYOUT
-from lookahead_agent.engines import background
 from lookahead_agent.engines.protocol import Engine, Sampling
 from lookahead_agent.engines.vllm_config import VLLMConfig, as_arguments
 from lookahead_agent.engines.vllm_engine import VLLMEngine
 from lookahead_agent.errors import ConversionError
 from lookahead_agent.hardware.choice import Precision, defaults_of
-from lookahead_agent.models.conversion import converted
-from lookahead_agent.progress import LogProgress
+from lookahead_agent.models.conversion import ensure_form
 from lookahead_agent.runtime.weights import Platform, weights_in
+from lookahead_agent.system import background
+from lookahead_agent.system.progress import LogProgress
 from tests.integration.conftest import TINY_ENGINE
 from tests.integration.tiny_models import questions
 
@@ -99,18 +99,18 @@ def int8_logprobs(llm: ChatLookahead, tiny_pair: tuple[Path, Path]) -> list[floa
 
 
 def test_int8_weights_are_converted_once_and_failures_leave_no_files(cache: Path, tiny_pair: tuple[Path, Path]) -> None:
-    folder = converted(tiny_pair[0], "int8", LogProgress())
+    folder = ensure_form(tiny_pair[0], "int8", LogProgress())
     written = (folder / "model.safetensors").stat().st_mtime_ns
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
     assert (config["quant_method"], config["layout"]) == (INT8, LAYOUT)
-    assert converted(tiny_pair[0], "int8", LogProgress()) == folder
+    assert ensure_form(tiny_pair[0], "int8", LogProgress()) == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
-    assert converted(folder, "int8", LogProgress()) == folder, "a quantized model is not converted again"
+    assert ensure_form(folder, "int8", LogProgress()) == folder, "a quantized model is not converted again"
     broken = cache / "broken"
     broken.mkdir()
     (broken / "config.json").write_text("{}")
     with pytest.raises(ConversionError, match="writing broken as int8 failed"):
-        converted(broken, "int8", LogProgress())
+        ensure_form(broken, "int8", LogProgress())
     assert not list(cache.glob("models/broken*unfinished*"))
 
 

@@ -14,11 +14,11 @@ import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.engines import background
 from lookahead_agent.engines.vllm_engine import VLLMEngine
 from lookahead_agent.generation.call_options import CallOptions
 from lookahead_agent.generation.server_backend import RUNTIME_DIR_VARIABLE
 from lookahead_agent.server.daemon import private_dir
+from lookahead_agent.system import background
 from tests.integration.conftest import TINY_ENGINE
 from tests.integration.tiny_models import WORDS
 from tests.unit.serving import serving_private_api
@@ -126,7 +126,7 @@ def test_warmed_prompt_is_in_the_prefix_cache(fields: dict[str, Any]) -> None:
         engines = llm.backend.running
         assert engines is not None
         warmer = engines.warmer
-        background.run(wait_until(lambda: len(warmer.known) == 1 and warmer.reading is None))
+        background.run(wait_until(lambda: len(warmer.known) == 1 and warmer.prefill_task is None))
         usage = llm.invoke([prefix[0], HumanMessage(" apples")]).usage_metadata
         assert usage is not None
         least = usage["input_tokens"] - 2 * BLOCK
@@ -152,7 +152,7 @@ def test_engines_of_the_daemon_prefill_prompts_that_clients_warm(
         assert engines is not None
         warmer, known_before = engines.warmer, len(engines.warmer.known)
         client.warm([prefix, HumanMessage("")])
-        background.run(wait_until(lambda: len(warmer.known) == known_before + 1 and warmer.reading is None))
+        background.run(wait_until(lambda: len(warmer.known) == known_before + 1 and warmer.prefill_task is None))
         usage = client.invoke([prefix, HumanMessage(" apples")]).usage_metadata
         assert usage is not None
         assert usage["input_token_details"]["cache_read"] >= usage["input_tokens"] - 2 * BLOCK > 100
@@ -166,9 +166,9 @@ def test_reply_during_warming_is_unchanged_and_the_prompt_is_cached_later(fields
         assert engines is not None
         warmer = engines.warmer
         llm.warm([long])
-        background.run(wait_until(lambda: warmer.reading is not None))
+        background.run(wait_until(lambda: warmer.prefill_task is not None))
         assert llm.invoke(" apples").content == expected.content
-        background.run(wait_until(lambda: not warmer.waiting and warmer.reading is None))
+        background.run(wait_until(lambda: not warmer.waiting and warmer.prefill_task is None))
         usage = llm.invoke([long]).usage_metadata
         assert usage is not None
         assert usage["input_token_details"]["cache_read"] >= usage["input_tokens"] - 2 * BLOCK

@@ -13,9 +13,9 @@ from lookahead_agent.agents.metrics import NodeMetrics
 from lookahead_agent.chat.messages import template_messages
 from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.decoding.verifier import StepPair
-from lookahead_agent.engines import background
 from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.policy import as_policy
+from lookahead_agent.system import background
 from tests.ties import first_difference, gap_in_nats
 from tools.calculator import calculator
 

@@ -18,10 +18,10 @@ import pytest
 from langchain_core.messages import AIMessageChunk
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.engines import background
 from lookahead_agent.engines.processes import end_processes
 from lookahead_agent.engines.protocol import top_logprobs
 from lookahead_agent.errors import EngineError
+from lookahead_agent.system import background
 from lookahead_agent.verifiers.judge import RemoteJudge
 from tests.integration.conftest import TINY_ENGINE, descendants
 from tests.integration.servers import TINY, free_port, vllm_server, wait_until_healthy

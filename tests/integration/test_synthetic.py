@@ -14,11 +14,11 @@ from lookahead_agent.cost_model.synthetic import SyntheticSettings, results
 from lookahead_agent.cost_model.synthetic_bench import ChanceByPosition, SyntheticBench
 from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.decoding.verifier import StepPair
-from lookahead_agent.engines import background
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.policy import as_policy
-from lookahead_agent.progress import LogProgress
+from lookahead_agent.system import background
+from lookahead_agent.system.progress import LogProgress
 from tests.integration.conftest import TINY_ENGINE
 
 SETTINGS = SyntheticSettings(

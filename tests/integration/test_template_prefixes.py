@@ -16,10 +16,10 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.agents.templates import template
-from lookahead_agent.engines import background
 from lookahead_agent.engines.protocol import Delta, Engine, Sampling
 from lookahead_agent.engines.vllm_engine import VLLMEngine
 from lookahead_agent.runtime.engine_set import EngineSet
+from lookahead_agent.system import background
 from tests.integration.conftest import TINY_ENGINE
 from tests.integration.tiny_models import WORDS
 from tests.waiting import wait_until
@@ -120,7 +120,7 @@ def test_target_and_draft_read_a_warmed_prompt_ahead(tiny_pair: tuple[Path, Path
         assert engines is not None
         assert engines.draft is not None
         warmer = engines.warmer
-        background.run(wait_until(lambda: len(warmer.known) == 2 and warmer.reading is None))
+        background.run(wait_until(lambda: len(warmer.known) == 2 and warmer.prefill_task is None))
         reply = llm.invoke([prefix[0], HumanMessage(" apples")])
         usage = reply.usage_metadata
         assert usage is not None

@@ -9,8 +9,8 @@ import pytest
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.engines import VLLMEngine
-from lookahead_agent.engines.processes import available_cores
 from lookahead_agent.policy import as_policy
+from lookahead_agent.system.machine import available_cores
 from tests.integration.tiny_models import questions
 from tests.waiting import wait_until
 

@@ -11,9 +11,9 @@ import pytest
 from langchain_core.messages import AIMessage
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.engines import background
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.policy import as_policy
+from lookahead_agent.system import background
 from tests.integration.conftest import TINY_ENGINE
 from tests.integration.tiny_models import questions
 

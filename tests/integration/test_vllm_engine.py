@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from lookahead_agent.cpu import PROVIDER, VARIABLE
-from lookahead_agent.engines import Delta, Sampling, VLLMConfig, VLLMEngine, background
+from lookahead_agent.engines import Delta, Sampling, VLLMConfig, VLLMEngine
 from lookahead_agent.engines.vllm_config import as_arguments
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, EngineStartError
+from lookahead_agent.system import background
 from tests.integration.conftest import TINY_ENGINE, engine_processes
 from tests.waiting import wait_until
 

@@ -11,7 +11,7 @@ from typing import Any
 from lookahead_agent import ChatLookahead
 from lookahead_agent.server import ServerSettings
 from lookahead_agent.server.app import create_app
-from lookahead_agent.server.daemon import bound_socket, daemon_settings
+from lookahead_agent.server.daemon import bind_socket, daemon_settings
 from lookahead_agent.server.uvicorn_server import BoundedServer, ServerConfig
 from lookahead_agent.server.writer import ReplyWriter
 
@@ -28,7 +28,7 @@ def serving(llm: ChatLookahead, **settings: object) -> Iterator[tuple[str, Reply
 @contextmanager
 def serving_private_api(llm: ChatLookahead, digest: str, grace: float = 60.0) -> Iterator[ReplyWriter]:
     """Serve a chat model as `lookahead-agent up` does, for requests with this digest; yields the `ReplyWriter`."""
-    with bound_socket() as listener, _running(llm, daemon_settings(digest), listener, grace) as writer:
+    with bind_socket() as listener, _running(llm, daemon_settings(digest), listener, grace) as writer:
         yield writer
 
 

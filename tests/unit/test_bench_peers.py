@@ -14,7 +14,7 @@ from lookahead_agent.bench.report import Report
 from lookahead_agent.bench.runner import Bench
 from lookahead_agent.bench.samples import read_results
 from lookahead_agent.errors import ConfigurationError, EngineError
-from lookahead_agent.jsonl import RowFile
+from lookahead_agent.system.jsonl import RowFile
 from tests.unit.bench_models import REPLY, scripted_configuration
 from tests.unit.chat import scripted_chat
 from tests.unit.serving import serving

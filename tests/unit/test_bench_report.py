@@ -29,7 +29,7 @@ from lookahead_agent.bench.summary import (
 from lookahead_agent.cli.bench import report_of, show_report
 from lookahead_agent.cli.terminal import Terminal
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.jsonl import RowFile
+from lookahead_agent.system.jsonl import RowFile
 
 MEASUREMENTS = Path(__file__).parents[2] / "docs" / "measurements"
 

@@ -19,8 +19,8 @@ from lookahead_agent import ChatLookahead
 from lookahead_agent.bench.config import (
     MODES,
     BenchConfig,
-    Configuration,
     TaskConfig,
+    TaskConfiguration,
     chat_model,
     configurations_of,
     load_config,
@@ -31,7 +31,7 @@ from lookahead_agent.bench.config import (
 from lookahead_agent.bench.runner import Bench
 from lookahead_agent.bench.samples import Sample
 from lookahead_agent.errors import ConfigurationError, EngineError, PolicyError
-from lookahead_agent.jsonl import RowFile
+from lookahead_agent.system.jsonl import RowFile
 from tests.unit.bench_models import scripted_configuration
 from tests.unit.chat import scripted_chat
 
@@ -184,7 +184,7 @@ def test_finished_benchmark_calls_no_model(tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
     bench(OFF_AND_LR, out).run()
 
-    def failing_model(config: BenchConfig, task: TaskConfig, configuration: Configuration) -> ChatLookahead:
+    def failing_model(config: BenchConfig, task: TaskConfig, configuration: TaskConfiguration) -> ChatLookahead:
         return scripted_chat(lambda prompt: pytest.fail("asked again"))
 
     results = bench(OFF_AND_LR, out, make_model=failing_model).run()
@@ -219,7 +219,7 @@ def test_file_with_results_of_other_settings_is_rejected(tmp_path: Path) -> None
 
 def test_run_is_rejected_while_another_one_writes_to_its_file(tmp_path: Path) -> None:
     out = RowFile(tmp_path / "r.jsonl")
-    with out.writing(), pytest.raises(ConfigurationError, match="another run"):
+    with out.open_for_writing(), pytest.raises(ConfigurationError, match="another run"):
         bench(OFF_AND_LR, tmp_path / "r.jsonl").run()
 
 
@@ -236,7 +236,7 @@ def test_each_block_has_a_baseline_and_closes_the_models_that_the_next_does_not_
         def close(self) -> None:
             events.append(f"close {self.model}")
 
-    def make(config: BenchConfig, task: TaskConfig, configuration: Configuration) -> ChatLookahead:
+    def make(config: BenchConfig, task: TaskConfig, configuration: TaskConfiguration) -> ChatLookahead:
         default, _ = configuration.policies(template_policies(task))
         chat = scripted_chat("It is 14.", policy=default)
         return RecordingChat(engines=chat.engines, policy=default, model=configuration.name)
@@ -264,7 +264,7 @@ def test_graph_failure_is_recorded_as_a_wrong_sample(tmp_path: Path) -> None:
 
 
 def test_engine_failure_ends_the_run_and_a_later_run_resumes(tmp_path: Path) -> None:
-    def make(config: BenchConfig, task: TaskConfig, configuration: Configuration) -> ChatLookahead:
+    def make(config: BenchConfig, task: TaskConfig, configuration: TaskConfiguration) -> ChatLookahead:
         def reply(prompt: str) -> str:
             if "farmer" in prompt:
                 raise EngineError("it is gone")
@@ -297,19 +297,19 @@ def test_configurations_combine_modes_policies_and_depths() -> None:
 
 def test_configuration_sets_the_policy_of_each_node() -> None:
     template = {"planner": "balanced", "caller": "off", "solver": "strict"}
-    assert Configuration("off", "off").policies(template) == ("off", {})
-    assert Configuration("lr", "nodes").policies(template) == ("balanced", template)
-    assert Configuration("lr", "nodes", "depth=2").policies(template)[1] == {
+    assert TaskConfiguration("off", "off").policies(template) == ("off", {})
+    assert TaskConfiguration("lr", "nodes").policies(template) == ("balanced", template)
+    assert TaskConfiguration("lr", "nodes", "depth=2").policies(template)[1] == {
         "planner": "balanced:depth=2",
         "caller": "off",
         "solver": "strict:depth=2",
     }
-    assert Configuration("random", "random").policies(template)[1] == {
+    assert TaskConfiguration("random", "random").policies(template)[1] == {
         "planner": "random",
         "caller": "off",
         "solver": "random",
     }
-    assert Configuration("lr+sd", "exact").policies(template) == (
+    assert TaskConfiguration("lr+sd", "exact").policies(template) == (
         "exact",
         {"planner": "exact", "caller": "off", "solver": "exact"},
     )
@@ -371,7 +371,7 @@ def test_off_shares_its_runtime_with_lr_on_gpus_only() -> None:
 
 
 def test_mode_off_overrides_the_node_policies_of_the_chat_model(tmp_path: Path) -> None:
-    def make(config: BenchConfig, task: TaskConfig, configuration: Configuration) -> ChatLookahead:
+    def make(config: BenchConfig, task: TaskConfig, configuration: TaskConfiguration) -> ChatLookahead:
         return scripted_chat("We think.\n\nAnswer: 14", policy="exact", policies={"sampler": "fast"}, streaming=True)
 
     config = BenchConfig(

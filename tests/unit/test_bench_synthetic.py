@@ -19,16 +19,16 @@ from typer.testing import CliRunner
 
 from lookahead_agent.cli.app import app
 from lookahead_agent.cost_model.costs import BatchCosts, MachineCosts, measure
-from lookahead_agent.cost_model.estimator import Acceptance, predicted_speed
+from lookahead_agent.cost_model.estimator import Acceptance, predict_speed
 from lookahead_agent.cost_model.pair import PairMeasurement
-from lookahead_agent.cost_model.synthetic import Configuration, SyntheticRow, SyntheticSettings, results
+from lookahead_agent.cost_model.synthetic import SyntheticConfiguration, SyntheticRow, SyntheticSettings, results
 from lookahead_agent.cost_model.synthetic_bench import ChanceByPosition, SyntheticBench, synthetic_acceptance
 from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.decoding.verifier import StepPair
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.engines.scripted import ScriptedTokenizer
 from lookahead_agent.errors import ConfigurationError, EngineError
-from lookahead_agent.progress import LogProgress
+from lookahead_agent.system.progress import LogProgress
 from tests.unit.conftest import MeasureWith
 
 STEP = Step((1,), "x", StepEnd.DELIMITER)
@@ -302,27 +302,27 @@ COSTS = MachineCosts(
 def test_results_pair_repeats_with_the_baseline_and_have_a_prediction() -> None:
     rows = [_row("off", 1.0), _row("lr", 0.5), _row("off", 3.0, 1), _row("lr", 1.0, 1), _row("lr", 9.0, 2)]
     (result,) = results(rows, SMALL, COSTS)
-    assert result.config == Configuration("lr", 2, 0.5, 1)
+    assert result.config == SyntheticConfiguration("lr", 2, 0.5, 1)
     assert (result.speed, result.least, result.most) == (2.5, 2.0, 3.0)
     assert result.alpha == 0.5
     assert result.late == 0.2
     assert result.tokens_per_pass == 2.0
-    assert result.predicted == predicted_speed(COSTS, Acceptance(0.5, 0.7, 4), "lr", 2, 5)
+    assert result.predicted == predict_speed(COSTS, Acceptance(0.5, 0.7, 4), "lr", 2, 5)
     assert next(results(rows, SMALL, None)).predicted is None
 
 
 def test_predicted_speed_of_each_mode() -> None:
     half = Acceptance(0.0, 0.5, 10)
-    assert predicted_speed(COSTS, half, "off", 0, 1) == 1
+    assert predict_speed(COSTS, half, "off", 0, 1) == 1
     # Two draft tokens of 0.25 s each, a forward pass of 1 s, and 1.75 tokens.
-    assert predicted_speed(COSTS, half, "sd", 0, 3) == pytest.approx(1.75 / 1.5)
-    assert predicted_speed(COSTS, half, "lr", 4, 3) == pytest.approx(0.5, rel=0.01), "nothing accepted, half the cores"
-    assert predicted_speed(COSTS, Acceptance(1.0, 0.5, 10), "lr", 8, 3) == pytest.approx(2.0, rel=0.03), "draft-bound"
-    assert predicted_speed(COSTS, half, "lr+sd", 4, 3) == pytest.approx(0.5 * 1.75 / 1.5, rel=0.02)
-    assert predicted_speed(COSTS, half, "shared_draft", 0, 5) > 0.5
+    assert predict_speed(COSTS, half, "sd", 0, 3) == pytest.approx(1.75 / 1.5)
+    assert predict_speed(COSTS, half, "lr", 4, 3) == pytest.approx(0.5, rel=0.01), "nothing accepted, half the cores"
+    assert predict_speed(COSTS, Acceptance(1.0, 0.5, 10), "lr", 8, 3) == pytest.approx(2.0, rel=0.03), "draft-bound"
+    assert predict_speed(COSTS, half, "lr+sd", 4, 3) == pytest.approx(0.5 * 1.75 / 1.5, rel=0.02)
+    assert predict_speed(COSTS, half, "shared_draft", 0, 5) > 0.5
     slow = COSTS.model_copy(update={"beside": BatchCosts(seconds={1: 2.0, 8: 16.0})})
     every_step = Acceptance(1.0, 0.5, 10)
-    assert predicted_speed(slow, every_step, "lr", 4, 3, replies=2) < predicted_speed(COSTS, every_step, "lr", 4, 3)
+    assert predict_speed(slow, every_step, "lr", 4, 3, replies=2) < predict_speed(COSTS, every_step, "lr", 4, 3)
 
 
 def test_bench_synthetic_command(tmp_path: Path, measure_with: MeasureWith) -> None:
@@ -339,7 +339,7 @@ def test_bench_synthetic_command(tmp_path: Path, measure_with: MeasureWith) -> N
     (result,) = json.loads(rerun.stdout)
     alpha = result["alpha"]
     assert 0 < alpha < 1
-    assert result["predicted"] == pytest.approx(predicted_speed(COSTS, Acceptance(alpha, 0.7, 4), "lr", 2, 5))
+    assert result["predicted"] == pytest.approx(predict_speed(COSTS, Acceptance(alpha, 0.7, 4), "lr", 2, 5))
     report = tmp_path / "reports" / "cpu.md"
     assert CliRunner().invoke(app, [*command, "--costs", str(costs), "--report", str(report)]).exit_code == 0
     markdown = report.read_text()

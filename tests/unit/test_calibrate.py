@@ -27,10 +27,10 @@ from lookahead_agent.cli.app import CHAT_CLASS, app
 from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.engines.scripted import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.errors import ConfigurationError, EngineError
-from lookahead_agent.jsonl import RowFile
 from lookahead_agent.policy import as_policy
-from lookahead_agent.progress import LogProgress
 from lookahead_agent.runtime.engine_set import EngineSet
+from lookahead_agent.system.jsonl import RowFile
+from lookahead_agent.system.progress import LogProgress
 from lookahead_agent.testing import EqualTextEmbedder
 from lookahead_agent.verifiers.arithmetic import false_only_in
 from lookahead_agent.verifiers.judge import USER_PROMPT
@@ -513,13 +513,13 @@ def test_named_policies_use_their_default_thresholds_only_without_a_certificate(
     assert engines is not None
     for name in ("strict", "balanced", "fast"):
         policy = as_policy(name)
-        unchanged, no_certificate, reason = engines.certified(policy)
+        unchanged, no_certificate, reason = engines.resolve_certificate(policy)
         assert (unchanged, no_certificate) == (policy, None)
         assert reason is not None
         assert reason.startswith("not certified, since no certificate is of big with small")
     balanced = certificate(precision={}, risk=0.04, delimiter=";")
     keep([balanced])
-    certified, used, reason = EngineSet(engines.target, engines.draft, names=NAMES).certified(
+    certified, used, reason = EngineSet(engines.target, engines.draft, names=NAMES).resolve_certificate(
         as_policy("balanced:width=2:delimiter=;")
     )
     assert used == balanced
@@ -529,8 +529,10 @@ def test_named_policies_use_their_default_thresholds_only_without_a_certificate(
     assert reason == used.describe()
     # After too many disputes, the fallback is exact and not the default thresholds, which are not calibrated here.
     engines._revoke(used)
-    assert engines.certified(as_policy("balanced:delimiter=;"))[0].verifier == "exact"
-    assert engines.certified(as_policy("balanced:similarity=0.9"))[0].similarity == 0.9, "an explicit threshold stays"
+    assert engines.resolve_certificate(as_policy("balanced:delimiter=;")).policy.verifier == "exact"
+    assert engines.resolve_certificate(as_policy("balanced:similarity=0.9")).policy.similarity == 0.9, (
+        "an explicit threshold stays"
+    )
 
 
 def test_named_policies_have_the_thresholds_of_the_packaged_certificates() -> None:

@@ -125,10 +125,10 @@ def test_fisher_equals_scipys_exact_test(count: int, data: st.DataObject) -> Non
 def test_outcome_rule_confirms_a_suspicion_with_more_outcomes() -> None:
     rule = OutcomeRule()
     correct, wrong = [True] * 12, [False] * 12
-    assert rule.missing([], []) == 4
-    assert rule.missing(correct[:4], correct[:4]) == 0
-    assert not rule.suspected(correct[:3] + wrong[:1], correct[:4])
-    assert rule.missing(wrong[:4], correct[:4]) == 12
+    assert rule.count_missing([], []) == 4
+    assert rule.count_missing(correct[:4], correct[:4]) == 0
+    assert not rule.is_suspected(correct[:3] + wrong[:1], correct[:4])
+    assert rule.count_missing(wrong[:4], correct[:4]) == 12
     assert rule.changes_outcome(wrong[:4] + wrong, correct[:4] + correct)
     assert not rule.changes_outcome(wrong[:4] + correct, correct[:4] + correct), "a suspicion alone is no error"
     assert not rule.changes_outcome(correct[:4] + wrong, correct[:4] + correct), "there was no suspicion to confirm"
@@ -143,7 +143,7 @@ def chance_of_an_error(rule: OutcomeRule, draft: float, target: float) -> float:
         return sum(p for (d, t), p in joint.items() if holds(outcomes(d, count), outcomes(t, count)))
 
     suspicion = [False] * rule.seeds, [True] * rule.seeds
-    return of_counts(rule.seeds, rule.suspected) * of_counts(
+    return of_counts(rule.seeds, rule.is_suspected) * of_counts(
         rule.confirm, lambda d, t: rule.changes_outcome(suspicion[0] + d, suspicion[1] + t)
     )
 

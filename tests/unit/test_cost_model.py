@@ -14,7 +14,7 @@ from lookahead_agent import ChatLookahead
 from lookahead_agent.bench.problems import Problem
 from lookahead_agent.cost_model.costs import BatchCosts, MachineCosts, measure
 from lookahead_agent.cost_model.estimator import Acceptance, Setting, best_settings
-from lookahead_agent.cost_model.pair import PairMeasurement, chosen_kernels, measure_acceptance
+from lookahead_agent.cost_model.pair import PairMeasurement, choose_kernels, measure_acceptance
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.errors import ConfigurationError
@@ -231,7 +231,7 @@ def test_pair_is_measured_with_the_precisions_of_engine_selection(
         assert (target, draft) == (Path("big"), Path("small"))
         return EngineSetup(precision={"target": "int8", "draft": "bf16"})
 
-    chosen = chosen_kernels(
+    chosen = choose_kernels(
         choose_models("qwen2.5-coder-1.5b"),
         {"target": precisions[0], "draft": precisions[1]},
         {"max_model_len": 99},

@@ -26,7 +26,7 @@ from langchain_core.tools import tool
 from lookahead_agent import ChatLookahead
 from lookahead_agent.cli.app import run_command
 from lookahead_agent.cli.serve import wait_for_end
-from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer, background
+from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.engines.scripted import reply_script
 from lookahead_agent.errors import (
     ConfigurationError,
@@ -53,8 +53,9 @@ from lookahead_agent.generation.server_backend import (
 )
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.engine_set import EngineSet
-from lookahead_agent.server.daemon import bound_socket, log_path, private_dir, start_daemon, start_lock, starting_pid
+from lookahead_agent.server.daemon import bind_socket, log_path, private_dir, start_daemon, start_lock, starting_pid
 from lookahead_agent.server.replies import with_pings
+from lookahead_agent.system import background
 from lookahead_agent.testing import scripted_chat
 from tests.unit.serving import serving, serving_private_api
 from tests.unit.test_streams import message_fields, summed
@@ -215,7 +216,7 @@ def test_client_ignores_a_daemon_with_other_engines(client: ChatLookahead, caplo
         assert client.explain() == "the engines are not running: call start()"
         with pytest.raises(LookaheadError):
             client.invoke("?")  # tries to start its own engines, without weights
-        assert "are not these" in caplog.text
+        assert "the daemon runs other models" in caplog.text
         for path in (CHAT_PATH, WARM_PATH):
             response = post_as(client, "{}", path)
             assert (response.status_code, response.json()["error"]["type"]) == (409, "invalid_request_error")
@@ -238,10 +239,10 @@ def test_status_is_none_without_a_listening_private_socket() -> None:
     socket_path().touch()
     assert not is_private(socket_path()), "a regular file is not a socket"
     assert background.run(server_status()) is None
-    with bound_socket():
+    with bind_socket():
         assert is_private(socket_path())
         assert background.run(server_status()) is None, "the socket does not listen yet"
-    with bound_socket():  # replaces the stale socket
+    with bind_socket():  # replaces the stale socket
         os.chmod(socket_path().parent, 0o755)
         assert not is_private(socket_path()), "other users could have created the socket"
 
@@ -249,7 +250,7 @@ def test_status_is_none_without_a_listening_private_socket() -> None:
 def test_start_lock_is_exclusive() -> None:
     with (
         start_lock(),
-        pytest.raises(ConfigurationError, match="starts or ends just now: see `lookahead-agent status`"),
+        pytest.raises(ConfigurationError, match="another `up` or `down` is in progress: see `lookahead-agent status`"),
         start_lock(),
     ):
         pytest.fail("two processes have the right to the socket")
@@ -259,8 +260,8 @@ def test_start_lock_is_exclusive() -> None:
 
 LOADING = """
 import time
-from lookahead_agent.server.daemon import bound_socket, start_lock
-with start_lock() as lock, bound_socket():
+from lookahead_agent.server.daemon import bind_socket, start_lock
+with start_lock() as lock, bind_socket():
     print("loading", flush=True)
     input()
     lock.truncate(0)
@@ -322,7 +323,7 @@ def test_daemon_refuses_connections_of_other_users(tmp_path: Path) -> None:
 
 
 def test_error_of_an_unresponsive_daemon_names_the_kill_command(client: ChatLookahead) -> None:
-    with bound_socket() as listener:
+    with bind_socket() as listener:
         listener.listen()  # but never accepts, like a stopped process
         with pytest.raises(
             EngineError, match=rf"\(process {os.getpid()}\) has not answered for 0.2 s: `kill -9 {os.getpid()}`"
@@ -334,7 +335,7 @@ def test_error_of_an_unresponsive_daemon_names_the_kill_command(client: ChatLook
 def test_a_silent_daemon_delays_a_call_by_a_moment_and_engines_here_serve_it(
     client: ChatLookahead, caplog: pytest.LogCaptureFixture, answers: bool
 ) -> None:
-    with bound_socket() as listener:
+    with bind_socket() as listener:
         listener.listen()
         connections: list[socket.socket] = []
 
@@ -429,7 +430,7 @@ def test_damaged_files_of_the_daemon_are_one_clear_error_or_none(damage: str) ->
             case _:
                 path.write_bytes(contents[damage])
                 path.chmod(0o666)
-    with bound_socket():
+    with bind_socket():
         assert starting_pid() is None
     if damage in contents:
         with start_lock():
@@ -460,7 +461,7 @@ def test_a_stopped_daemon_ends_down_with_an_error_at_once() -> None:
 
 
 def test_incompatible_server_on_the_socket_raises_engine_error(client: ChatLookahead) -> None:
-    with bound_socket() as listener:
+    with bind_socket() as listener:
         listener.listen()
 
         def respond() -> None:
@@ -479,12 +480,12 @@ def test_incompatible_server_on_the_socket_raises_engine_error(client: ChatLooka
 
 SERVER = """
 import sys
-from lookahead_agent.server.daemon import bound_socket, daemon_settings
+from lookahead_agent.server.daemon import bind_socket, daemon_settings
 from lookahead_agent.server.uvicorn_server import run_server
 from lookahead_agent.testing import scripted_chat
 
 llm = scripted_chat("One word after another.\\n\\n" * 500, policy="off")
-with bound_socket() as listener:
+with bind_socket() as listener:
     listener.listen()
     print("ready", flush=True)
     run_server(llm, daemon_settings(sys.argv[1]), listener, grace=60)
@@ -700,5 +701,5 @@ def test_runtime_dir_of_another_user_is_left_unchanged(tmp_path: Path, monkeypat
 
 def test_directory_at_the_socket_path_is_refused(tmp_path: Path) -> None:
     socket_path().mkdir()
-    with pytest.raises(ConfigurationError, match=r"server\.sock"), bound_socket():
+    with pytest.raises(ConfigurationError, match=r"server\.sock"), bind_socket():
         pytest.fail("listens")

@@ -11,11 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from lookahead_agent.cli.app import app
-from lookahead_agent.engines.processes import crash_reason, memory, start_failure_reason
+from lookahead_agent.engines.processes import crash_reason, start_failure_reason
 from lookahead_agent.errors import IsolationError
 from lookahead_agent.hardware.diagnostics import Check, Machine, diagnose
 from lookahead_agent.hardware.inventory import gpus, output_of
 from lookahead_agent.models.resolve import choose_models
+from lookahead_agent.system.machine import memory
 from tests.unit.weights import weights
 
 PAIR = choose_models("qwen2.5-coder-1.5b")

@@ -16,9 +16,9 @@ from lookahead_agent.certificates.drift_monitor import DISPUTED_BELOW, DriftMoni
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.decoding.step import Step, StepEnd
 from lookahead_agent.decoding.verifier import EarlyVerifier, PartialStep, StepPair, Verdict
-from lookahead_agent.engines import background
 from lookahead_agent.engines.scripted import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.runtime.engine_set import EngineSet
+from lookahead_agent.system import background
 from lookahead_agent.testing import EqualTextEmbedder
 from lookahead_agent.verifiers import (
     EmbeddingVerifier,
@@ -155,11 +155,11 @@ def test_no_audit_at_rate_0_without_calibration_counts_or_for_draft_verifiers(st
     assert target.answers == 0
     verifier = EmbeddingVerifier(AlwaysSimilar(), 0.8)
     monitor = monitor_of(target)
-    assert monitor.audited(verifier, certificate(), 1.0) is verifier, "the certificate has no calibrated dispute rate"
+    assert monitor.wrap(verifier, certificate(), 1.0) is verifier, "the certificate has no calibrated dispute rate"
     alone = LikelihoodVerifier(target, 0.0)
-    assert monitor.audited(alone, stored[0], 1.0) is alone
-    assert isinstance(monitor.audited(PrefilterVerifier(verifier), stored[0], 1.0), EarlyVerifier)
-    assert not isinstance(monitor.audited(RandomVerifier(0.5), stored[0], 1.0), EarlyVerifier)
+    assert monitor.wrap(alone, stored[0], 1.0) is alone
+    assert isinstance(monitor.wrap(PrefilterVerifier(verifier), stored[0], 1.0), EarlyVerifier)
+    assert not isinstance(monitor.wrap(RandomVerifier(0.5), stored[0], 1.0), EarlyVerifier)
 
 
 def test_audit_samples_a_share_of_the_steps_and_its_queue_is_bounded(stored: list[Certificate]) -> None:
@@ -170,7 +170,7 @@ def test_audit_samples_a_share_of_the_steps_and_its_queue_is_bounded(stored: lis
     pair = StepPair("q", "", step, Step((2,), "b", StepEnd.DELIMITER))
 
     async def judge(rate: float, times: int) -> None:
-        verifier = monitor.audited(PrefilterVerifier(EmbeddingVerifier(AlwaysSimilar(), 0.8)), stored[0], rate)
+        verifier = monitor.wrap(PrefilterVerifier(EmbeddingVerifier(AlwaysSimilar(), 0.8)), stored[0], rate)
         assert isinstance(verifier, EarlyVerifier)
         assert verifier.refutes(PartialStep((1,), "It is 3.", True), PartialStep((2,), "It is 4 of all that", False))
         for _ in range(times):

@@ -171,7 +171,7 @@ def test_hanging_verifier_times_out_and_disables_speculation() -> None:
         ScriptedVerifier(lambda d, t: True, seconds=1e6), DecodingSettings(verifier_timeout=5)
     )
     assert reply.text == "".join(STEPS)
-    assert reply.report.speculation_disabled == "the verifier gave no sign of life for 5 s"
+    assert reply.report.speculation_disabled == "the verifier timed out after 5 s"
 
 
 def test_hanging_draft_does_not_delay_the_target() -> None:

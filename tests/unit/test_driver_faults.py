@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from lookahead_agent.decoding import DecodingSettings, Reply, lookahead
 from lookahead_agent.decoding.verifier import DraftStep, PartialStep, StepPair, Verdict
 from lookahead_agent.engines import Sampling, ScriptedEngine, ScriptedStep
-from lookahead_agent.engines.background import describe
 from lookahead_agent.engines.protocol import Delta
 from lookahead_agent.errors import EngineError
+from lookahead_agent.system.background import describe
 from lookahead_agent.verifiers.exact import ExactVerifier
 from lookahead_agent.verifiers.score import ScoreVerifier
 from tests.unit.scripts import Pair, ScriptedVerifier, Steps, scripted
@@ -33,7 +33,7 @@ def test_silent_draft_disables_speculation_even_if_the_target_overtakes_it() -> 
     pair = Pair(steps, [ScriptedStep("", hangs=True)] * 10, target_seconds=5)
     reply = pair.run(ACCEPT_ALL, DecodingSettings(draft_timeout=12))
     assert reply.text == "".join(steps)
-    assert reply.report.speculation_disabled == "the draft model gave no sign of life for 12 s"
+    assert reply.report.speculation_disabled == "the draft model timed out after 12 s"
     assert reply.report.seconds["total"] == pytest.approx(50), "a silent draft must not delay the target"
 
 
@@ -55,7 +55,7 @@ def test_idle_timeout_ignores_a_stopped_draft() -> None:
 
 def test_silent_target_times_out_and_fails_the_reply() -> None:
     pair = Pair(["First this.\n\n", ScriptedStep("Then", 1, hangs=True)], STEPS)
-    with pytest.raises(EngineError, match="the target model gave no sign of life for 30 s"):
+    with pytest.raises(EngineError, match="the target model timed out after 30 s"):
         pair.run(ACCEPT_ALL, DecodingSettings(target_timeout=30))
     assert pair.draft is not None
     assert pair.target.in_flight == pair.draft.in_flight == 0
@@ -455,7 +455,7 @@ def test_a_hang_costs_a_reply_one_wait_and_the_target_goes_on(
     assert reply.report.seconds["total"] <= len(LONG) + settings.patience + 1
     if not isinstance(verifier, ScriptedVerifier | AcceptingDraftVerifier):
         assert reply.report.silent == "verifier"
-        assert reply.report.speculation_disabled == "the verifier gave no sign of life for 2 s"
+        assert reply.report.speculation_disabled == "the verifier timed out after 2 s"
 
 
 def test_a_slow_verifier_is_waited_for_longer_once_it_has_answered() -> None:
@@ -529,7 +529,7 @@ def test_a_stalled_engine_fails_the_reply_unless_it_gives_tokens_to_others() -> 
 
     error, seconds = run_in_virtual_time(timed(120))
     assert isinstance(error, EngineError)
-    assert "the target model gave no sign of life for 12" in str(error)
+    assert "the target model timed out after 12" in str(error)
     assert 120 < seconds < 130, "each token of the prompt adds a tenth of a second"
     error, seconds = run_in_virtual_time(timed(120, others=10))
     assert isinstance(error, EngineError)

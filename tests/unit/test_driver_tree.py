@@ -104,7 +104,7 @@ def test_missing_score_disables_speculation() -> None:
     pair = Pair(STEPS, OTHER, logprobs={"maybe": -0.1})
     reply = pair.run(ScoreVerifier(pair.target, 7.0))
     assert reply.text == "".join(STEPS)
-    assert reply.report.speculation_disabled == "the target marked the draft's step with no digit"
+    assert reply.report.speculation_disabled == "the score was not a digit"
 
 
 def test_likelihood_is_the_mean_logprob_of_the_drafts_tokens() -> None:

@@ -14,7 +14,7 @@ from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.engines.vllm_config import uses_shared_draft
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.models.cache import GGUF
-from lookahead_agent.models.conversion import converted_folder
+from lookahead_agent.models.conversion import folder_of_form
 from lookahead_agent.models.resolve import choose_models
 from lookahead_agent.runtime.engine_selection import (
     EngineSetup,
@@ -81,7 +81,7 @@ def test_default_precision_depends_on_the_cpus_int8_instructions(
     assert setup.precision["target"] == precision
     assert setup.target is not None
     assert setup.target.arguments["dtype"] == ("bfloat16" if platform is WITH_INT8 else "float32")
-    assert folder_of(setup.target) == (converted_folder(pair[0], "int8") if precision == "int8" else pair[0])
+    assert folder_of(setup.target) == (folder_of_form(pair[0], "int8") if precision == "int8" else pair[0])
 
 
 def test_measured_replies_change_the_next_selection(pair: tuple[Path, Path]) -> None:
@@ -102,8 +102,8 @@ def test_requested_int8_is_converted_only_on_a_cpu_that_supports_it(pair: tuple[
     with pytest.raises(ConfigurationError, match="choose fp32 or bf16"):
         select(pair, **requested)
     setup = select(pair, WITH_INT8, **requested)
-    assert folder_of(setup.target) == converted_folder(pair[0], "int8") != pair[0]
-    assert folder_of(setup.draft) == converted_folder(pair[1], "int8")
+    assert folder_of(setup.target) == folder_of_form(pair[0], "int8") != pair[0]
+    assert folder_of(setup.draft) == folder_of_form(pair[1], "int8")
     assert setup.precision == {"target": "int8", "draft": "int8"}
     assert setup.target is not None
     assert setup.draft is not None
@@ -124,12 +124,12 @@ def test_gguf_weights_are_converted_to_the_selected_precision(pair: tuple[Path, 
         (folder / GGUF).write_bytes(b"GGUF")
     int8 = select(pair, WITH_INT8)
     assert int8.target is not None
-    assert (int8.target.form, folder_of(int8.target)) == ("int8", converted_folder(pair[0], "int8"))
+    assert (int8.target.form, folder_of(int8.target)) == ("int8", folder_of_form(pair[0], "int8"))
     floats = select(pair, WITH_INT8, precision="bf16")
-    assert folder_of(floats.target) == converted_folder(pair[0], "bf16") != pair[0]
-    assert folder_of(select(pair, GPU).target) == converted_folder(pair[0], "bf16")
+    assert folder_of(floats.target) == folder_of_form(pair[0], "bf16") != pair[0]
+    assert folder_of(select(pair, GPU).target) == folder_of_form(pair[0], "bf16")
     judge = judge_weights(pair[1], {}, WITH_INT8)
-    assert (judge.folder, judge.arguments["dtype"]) == (converted_folder(pair[1], "bf16"), "bfloat16")
+    assert (judge.folder, judge.arguments["dtype"]) == (folder_of_form(pair[1], "bf16"), "bfloat16")
     assert judge_weights(pair[1], {}, PLAIN).arguments["dtype"] == "float32"
     assert default_weights(pair[0], WITH_INT8).form == "int8"
     assert default_weights(pair[0], PLAIN).form == default_weights(pair[0], GPU).form == "bf16"
@@ -207,7 +207,7 @@ def test_gpu_keeps_the_models_precision_unless_another_is_requested(pair: tuple[
     assert setup.target is not None
     assert "dtype" not in setup.target.arguments
     requested = select(pair, GPU, precision="int8", token_speculation="none")
-    assert folder_of(requested.target) == converted_folder(pair[0], "w8a8")
+    assert folder_of(requested.target) == folder_of_form(pair[0], "w8a8")
 
 
 def test_gpu_default_is_a_shared_draft_that_pauses_while_several_requests_run(pair: tuple[Path, Path]) -> None:
@@ -244,7 +244,7 @@ def test_multi_gpu_target_runs_alone_unless_a_draft_is_requested(pair: tuple[Pat
 def test_draft_of_a_remote_target_has_its_own_precision(pair: tuple[Path, Path]) -> None:
     setup = select_engines(RuntimeSpec(MODELS, token_speculation="none", draft_engine=True), None, pair[1], AVX2)
     assert setup.target is None
-    assert folder_of(setup.draft) == converted_folder(pair[1], "int8")
+    assert folder_of(setup.draft) == folder_of_form(pair[1], "int8")
     assert setup.draft is not None
     assert setup.draft.arguments == {"quantization": INT8, "dtype": "float32"}
 

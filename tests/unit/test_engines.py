@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lookahead_agent.cpu import binding, share_cores
+from lookahead_agent.cpu import format_cores, share_cores
 from lookahead_agent.engines import Sampling, ScriptedEngine, ScriptedStep, ScriptedTokenizer, VLLMConfig
 from lookahead_agent.engines.engine_pool import EnginePool
 from lookahead_agent.errors import EngineError, EngineStartError
@@ -32,8 +32,8 @@ def test_target_has_all_cores_without_a_draft_and_shares_a_single_core() -> None
 
 
 def test_binding_writes_cores_as_ranges() -> None:
-    assert binding([0, 1, 2, 5]) == "0-2,5"
-    assert binding([7]) == "7"
+    assert format_cores([0, 1, 2, 5]) == "0-2,5"
+    assert format_cores([7]) == "7"
 
 
 class FakeEngine:

@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from lookahead_agent.engines import background
-from lookahead_agent.engines.background import LoopThread
 from lookahead_agent.engines.foreign_loop import ForeignLoop
 from lookahead_agent.errors import ForeignCodeError, LookaheadError
+from lookahead_agent.system import background
+from lookahead_agent.system.background import LoopThread
 from lookahead_agent.testing import scripted_chat
 
 EXITS = [SystemExit("bye"), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError()]

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 import lookahead_agent
-from lookahead_agent.engines import background
+from lookahead_agent.system import background
 from lookahead_agent.testing import scripted_chat
 from tests.unit.fake_vllm import tokenizer_in
 
@@ -30,7 +30,7 @@ ProfileFunction = Callable[[FrameType, str, Any], None]
 EXECUTOR_THREADS = min(32, (os.cpu_count() or 1) + 4)
 """The size of asyncio's default executor."""
 MAX_MODULES = 25
-MAX_LAYERS = 10
+MAX_LAYERS = 12
 
 
 @pytest.mark.parametrize("module", ["lookahead_agent.decoding", "lookahead_agent.theory.simulation"])
@@ -216,9 +216,11 @@ def test_a_warm_request_calls_few_modules() -> None:
 
 @cache
 def _modules() -> dict[str, Path]:
-    """Return the library's modules by their names below `lookahead_agent`."""
-    files = [path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.name != "__init__.py"]
-    return {".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path for path in files}
+    """Return the library's modules by their names below `lookahead_agent`, which is "__init__" itself."""
+    return {
+        ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in PACKAGE.rglob("*.py")
+    }
 
 
 def _package(module: str) -> str:
@@ -226,21 +228,27 @@ def _package(module: str) -> str:
 
 
 def _imported(file: Path) -> Iterator[str]:
-    """Yield the library's modules that a file imports, and the package of a name that is not a module."""
+    """Yield the library's modules that a file imports or names in a string, as for `importlib`.
+
+    A name that is not a module counts as its package, and a public name as the package's root.
+    """
     known = _modules()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            # Not a package, whose name may stand for its folder.
+            path = known.get(node.value.removeprefix("lookahead_agent."), file)
+            is_module = node.value.startswith("lookahead_agent.") and path.name != "__init__.py" and path != file
+            names = [node.value] if is_module else []
         else:
             continue
         for name in names:
-            if name.startswith("lookahead_agent."):
-                relative = name.removeprefix("lookahead_agent.")
-                found = relative if relative in known else relative.rpartition(".")[0]
-                if found:
-                    yield found
+            if f"{name}.".startswith("lookahead_agent."):
+                relative = name.removeprefix("lookahead_agent").removeprefix(".")
+                yield relative if relative in known else relative.rpartition(".")[0] or "__init__"
 
 
 def _cycle(graph: Mapping[str, set[str]]) -> list[str]:

@@ -20,7 +20,7 @@ from lookahead_agent.engines.json_schema import (
     composes,
     for_llguidance,
     refers_to_itself,
-    relocated,
+    relocate,
     target,
 )
 from lookahead_agent.errors import ConfigurationError
@@ -188,7 +188,7 @@ SCHEMAS = st.recursive(
 @given(SCHEMAS, SCHEMAS)
 def test_references_of_a_relocated_schema_keep_their_targets(schema: dict[str, Any], defined: dict[str, Any]) -> None:
     schema = {**schema, "$defs": {"/ ~%": defined}}
-    outer = {"anyOf": [INTEGER, {"type": "array", "items": relocated(schema, "/anyOf/1/items")}]}
+    outer = {"anyOf": [INTEGER, {"type": "array", "items": relocate(schema, "/anyOf/1/items")}]}
 
     def assert_same(inside: Any, original: Any) -> None:
         if isinstance(original, dict):
@@ -209,7 +209,7 @@ def test_references_of_a_relocated_schema_keep_their_targets(schema: dict[str, A
     inside = outer["anyOf"][1]["items"]  # type: ignore[index]
     assert_same(inside, schema)
     assert target(outer, "#/anyOf/1/items") == inside
-    assert relocated(schema, "") == schema
+    assert relocate(schema, "") == schema
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,11 @@ from lookahead_agent.engines.servers import RemoteModel, Server, events
 from lookahead_agent.errors import ConfigurationError, EngineError
 from lookahead_agent.generation.backend import ChatReply, GenerateEvent, GenerateRequest, TextDelta
 from lookahead_agent.generation.server_backend import ServerBackend, ServerStatus
-from lookahead_agent.jsonl import RowFile, append_line, read_lines, read_value
-from lookahead_agent.models.cache import writable, write_atomically
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.server.errors import ErrorReplies
 from lookahead_agent.server.replies import Replies
+from lookahead_agent.system.files import writable, write_atomically
+from lookahead_agent.system.jsonl import RowFile, append_line, read_lines, read_value
 from lookahead_agent.testing import scripted_chat
 from lookahead_agent.trace.recorder import TraceRecorder, read_trace
 from lookahead_agent.trace.timeline import timeline, write_page
@@ -48,7 +48,7 @@ def test_appended_rows_are_ascii_and_read_back_unchanged(texts: list[str]) -> No
     with tempfile.TemporaryDirectory() as folder:
         file = RowFile(Path(folder) / "rows.jsonl")
         file.path.touch()
-        with file.writing():
+        with file.open_for_writing():
             for text in texts:
                 file.append({text: text})
         assert RowFile(file.path).rows == [{text: text} for text in texts]
@@ -241,7 +241,7 @@ def test_compressed_row_file_is_read_only_and_rejected_if_damaged(tmp_path: Path
     path.write_bytes(compressed)
     rows = RowFile(path)
     assert rows.rows == [{"a": 1}, {"a": 2}]
-    with pytest.raises(ConfigurationError, match=r"is compressed, and only read"), rows.writing():
+    with pytest.raises(ConfigurationError, match=r"is compressed, and only read"), rows.open_for_writing():
         pass
     assert path.read_bytes() == compressed
     for broken in (compressed[:-4], b"{}\n", compressed[:12] + b"?" * 12):

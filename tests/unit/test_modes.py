@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from lookahead_agent.decoding import ReplyRequest, lookahead
 from lookahead_agent.engines import ScriptedTokenizer
 from lookahead_agent.engines.protocol import Delta, Sampling
-from lookahead_agent.runtime.modes import READ_FOR_TOKEN, TRY_AFTER, Mode, ModeChooser
+from lookahead_agent.runtime.modes import MAX_PROMPT_TOKENS_PER_REPLY_TOKEN, TRY_AFTER, Mode, ModeChooser
 from lookahead_agent.verifiers.exact import ExactVerifier
 from tests.virtual_time import run_in_virtual_time
 
@@ -65,12 +65,12 @@ def test_draft_is_left_out_if_it_would_prefill_far_more_tokens_than_it_saves() -
         choice = chooser.without_draft(node)
         return choice is not None and choice.mode == "off"
 
-    long_prompt = 1.2 * READ_FOR_TOKEN * 10
+    long_prompt = 1.2 * MAX_PROMPT_TOKENS_PER_REPLY_TOKEN * 10
     assert not left_out("router", long_prompt, 3), "the first replies also prefill what a node's conversations share"
     assert left_out("router", long_prompt, 1)
-    assert not left_out("writer", 0.9 * READ_FOR_TOKEN * 10, 20)
-    assert left_out("router", 0.7 * READ_FOR_TOKEN * 10, 20), "a small difference changes nothing"
-    assert not left_out("router", 0.4 * READ_FOR_TOKEN * 10, 20)
+    assert not left_out("writer", 0.9 * MAX_PROMPT_TOKENS_PER_REPLY_TOKEN * 10, 20)
+    assert left_out("router", 0.7 * MAX_PROMPT_TOKENS_PER_REPLY_TOKEN * 10, 20), "a small difference changes nothing"
+    assert not left_out("router", 0.4 * MAX_PROMPT_TOKENS_PER_REPLY_TOKEN * 10, 20)
 
 
 def test_load_switches_to_the_busy_mode_if_the_engines_offer_it() -> None:

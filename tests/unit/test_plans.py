@@ -13,7 +13,7 @@ from langchain_core.tools import StructuredTool, tool
 
 from lookahead_agent.agents.plans import MAX_VALUE_LENGTH, is_value, parse_plan, plan_form
 from lookahead_agent.agents.written_calls import Parameters
-from lookahead_agent.truncation import truncation_notice
+from lookahead_agent.system.truncation import truncation_notice
 
 
 @tool
@@ -167,7 +167,7 @@ def test_plan_is_numbered_from_one_or_after_earlier_results() -> None:
 
 def fill(line: str, **results: str) -> dict[str, Any] | None:
     *_, last = parse_plan(f'Plan:\n1. sql("a")\n2. sql("b")\n3. {line}', TOOLS)
-    return last.filled({int(name[1:]): text for name, text in results.items()})
+    return last.fill({int(name[1:]): text for name, text in results.items()})
 
 
 def test_result_of_one_value_replaces_a_reference_inside_a_text() -> None:
@@ -388,7 +388,7 @@ def test_results_take_the_type_of_their_argument() -> None:
 
     def fill(arguments: str, result: str) -> dict[str, Any] | None:
         *_, line = parse_plan(f'Plan:\n1. sql("a")\n2. {SEARCH.name}({arguments})', tools)
-        return line.filled({1: result})
+        return line.fill({1: result})
 
     assert fill('q="$1", limit=$1', "42") == {"q": "42", "limit": 42}
     assert fill('q="a", tags=$1', '["b"]') == {"q": "a", "tags": ["b"]}
@@ -410,5 +410,5 @@ def test_python_literals_are_parsed_to_their_values(text: str, number: int) -> N
 @given(st.text(max_size=200))
 def test_parse_plan_accepts_any_text(text: str) -> None:
     for line in parse_plan(f"Plan:\n1. sql({text}", TOOLS):
-        line.filled({1: "x", 2: "y\nz"})
+        line.fill({1: "x", 2: "y\nz"})
         json.dumps(line.arguments, default=str)

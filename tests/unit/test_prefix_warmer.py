@@ -44,7 +44,7 @@ class RecordingEngine:
 
 async def wait_for_prefill(warmer: PrefixWarmer) -> None:
     """Wait until no prefix is left to prefill."""
-    await wait_until(lambda: warmer.reading is None and not warmer.waiting)
+    await wait_until(lambda: warmer.prefill_task is None and not warmer.waiting)
 
 
 @pytest.mark.asyncio
@@ -74,9 +74,9 @@ async def test_no_prefill_starts_while_replies_are_generated() -> None:
     engine, warmer = RecordingEngine(), PrefixWarmer(lambda: idle, piece=4, idle_seconds=0)
     warmer.add(engine, range(10), drafted=True)
     await asyncio.sleep(0)
-    assert warmer.reading is None
+    assert warmer.prefill_task is None
     idle = True
-    warmer.go_on()
+    warmer.resume()
     await wait_for_prefill(warmer)
     assert engine.prompts == [5, 9, 10]
 
@@ -92,9 +92,9 @@ async def test_reply_aborts_the_prefill_which_resumes_afterwards() -> None:
     await wait_until(lambda: engine.prompts == [5, 9])
     await warmer.stop()
     assert engine.in_flight == 0, "the prefill is aborted before the reply begins"
-    assert warmer.reading is None
+    assert warmer.prefill_task is None
     engine.unblocked.set()
-    warmer.go_on()
+    warmer.resume()
     await wait_for_prefill(warmer)
     assert engine.prompts == [5, 9, 9, 10], "the aborted piece is prefilled again, the earlier one is not"
 
@@ -123,7 +123,7 @@ async def test_no_prefill_starts_between_replies_that_follow_immediately() -> No
     for _ in range(3):
         await asyncio.sleep(0)
         await warmer.stop()
-        warmer.go_on()
+        warmer.resume()
     await warmer.stop()
     assert engine.prompts == []
     assert len(warmer.waiting) == 1

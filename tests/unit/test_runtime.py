@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from lookahead_agent.cpu import binding, share_cores
-from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer, background
-from lookahead_agent.engines.processes import available_cores
+from lookahead_agent.cpu import format_cores, share_cores
+from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
 from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.vllm_config import VLLMConfig, runs_on_cpu
 from lookahead_agent.errors import ConfigurationError, DiskSpaceError, EngineError, EngineStartError, LookaheadError
@@ -22,6 +21,8 @@ from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.runtime.launcher import Loaders
 from lookahead_agent.runtime.runtime import Runtime
 from lookahead_agent.runtime.weights import Platform, Weights
+from lookahead_agent.system import background
+from lookahead_agent.system.machine import available_cores
 from lookahead_agent.verifiers.embedding import RemoteEmbedder
 from lookahead_agent.verifiers.judge import EngineJudge, RemoteJudge
 from tests.waiting import wait_until
@@ -112,14 +113,14 @@ def test_cores_are_divided_between_target_and_draft() -> None:
     runtime = Runtime(RuntimeSpec(MODELS), expects_draft=True)
     with_own_draft(runtime)
     target, draft = share_cores(available_cores(), with_draft=True)
-    assert runtime.launcher.config("target", FOLDER, {}).cores == binding(target)
-    assert runtime.launcher.config("draft", FOLDER, {}).cores == binding(draft)
+    assert runtime.launcher.config("target", FOLDER, {}).cores == format_cores(target)
+    assert runtime.launcher.config("draft", FOLDER, {}).cores == format_cores(draft)
 
 
 @pytest.mark.skipif(not runs_on_cpu(), reason="cores are chosen for CPU engines only")
 def test_a_lone_target_gets_all_cores_and_explicit_cores_win() -> None:
     alone = Runtime(RuntimeSpec(MODELS), expects_draft=False)
-    assert alone.launcher.config("target", FOLDER, {}).cores == binding(available_cores())
+    assert alone.launcher.config("target", FOLDER, {}).cores == format_cores(available_cores())
     explicit = Runtime(RuntimeSpec(MODELS, cores=("1", "0")), expects_draft=True)
     with_own_draft(explicit)
     assert explicit.launcher.config("target", FOLDER, {}).cores == "1"
@@ -241,7 +242,7 @@ def test_a_local_engine_with_a_remote_partner_gets_all_cores() -> None:
     server = RemoteModel("http://there/v1", "model")
     for local, remote in (("target", "draft"), ("draft", "target")):
         runtime = Runtime(RuntimeSpec(MODELS, remote={remote: server}), expects_draft=True)
-        assert runtime.launcher.config(local, FOLDER, {}).cores == binding(available_cores())
+        assert runtime.launcher.config(local, FOLDER, {}).cores == format_cores(available_cores())
 
 
 def gpu_loaders(pool: Pool, select: Any = select_requested) -> Loaders:

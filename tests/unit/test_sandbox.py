@@ -474,7 +474,7 @@ print('ESCAPED')
 @pytest.mark.parametrize("isolation", BACKENDS, indirect=True)
 def test_page_tables_count_where_a_cgroup_can_be_created(isolation: Isolation) -> None:
     output = attempt(PAGE_TABLES, isolation, replace(SHORT, seconds=20, memory=256 << 20))
-    parent = cgroup.place()
+    parent = cgroup.parent_cgroup()
     assert output.startswith("the code used more" if parent else "ESCAPED")
     assert parent is None or list(parent.glob(f"{cgroup.PREFIX}-{os.getpid()}-*")) == []
 
@@ -485,14 +485,14 @@ def test_the_parent_of_a_cgroup_is_found_in_both_versions(tmp_path: Path) -> Non
         own.mkdir(parents=True, exist_ok=True)
         (own / "memory.max").write_text(f"{limit}\n")
         (own.parent / "cgroup.subtree_control").write_text(f"{controllers}\n")
-        return cgroup.place(tmp_path, f"0::/{path}\n")
+        return cgroup.parent_cgroup(tmp_path, f"0::/{path}\n")
 
-    assert cgroup.place(tmp_path, "5:cpu,memory:/a/b\n0::/\n") == tmp_path / "memory" / "a" / "b"
+    assert cgroup.parent_cgroup(tmp_path, "5:cpu,memory:/a/b\n0::/\n") == tmp_path / "memory" / "a" / "b"
     assert version_2("user/session", "max", "cpu memory pids") == tmp_path / "user"
     assert version_2("user/service", "1000000", "cpu memory pids") is None
     assert version_2("user/other", "max", "cpu pids") is None
-    assert cgroup.place(tmp_path, "0::/\n") is None
-    assert cgroup.place(tmp_path, "3:cpu:/\n") is None
+    assert cgroup.parent_cgroup(tmp_path, "0::/\n") is None
+    assert cgroup.parent_cgroup(tmp_path, "3:cpu:/\n") is None
 
 
 @pytest.mark.parametrize("isolation", ["bubblewrap"], indirect=True)

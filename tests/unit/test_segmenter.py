@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from lookahead_agent.decoding.segmenter import PrefixContext, Segmentation, Segmenter
 from lookahead_agent.decoding.step import Step, StepEnd
-from lookahead_agent.delimiters import delimiter_finder
 from lookahead_agent.engines import ScriptedTokenizer
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.system.delimiters import delimiter_finder
 
 ROOM = 64  # characters; more than the longest marker
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.cli.serve import _bound
+from lookahead_agent.cli.serve import _listen
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.errors import ConfigurationError, EngineError, EngineStartError
 from lookahead_agent.runtime.engine_set import EngineSet
@@ -325,10 +325,10 @@ async def test_long_bodies_hold_no_short_one() -> None:
 
 
 def test_a_second_server_on_an_address_ends_at_once() -> None:
-    with closing(_bound("127.0.0.1", 0)) as first:
+    with closing(_listen("127.0.0.1", 0)) as first:
         port = first.getsockname()[1]
         with pytest.raises(ConfigurationError, match=rf"cannot listen on 127\.0\.0\.1, port {port}"):
-            _bound("127.0.0.1", port)
+            _listen("127.0.0.1", port)
         began = time.monotonic()
         socket.create_connection(("127.0.0.1", port), timeout=10).close()
         assert time.monotonic() - began < 10, "it listens"

@@ -20,7 +20,7 @@ from lookahead_agent.cli.app import app
 from lookahead_agent.cost_model.estimator import Acceptance
 from lookahead_agent.cost_model.pair import PairMeasurement
 from lookahead_agent.hardware.diagnostics import Machine
-from lookahead_agent.jsonl import read_content
+from lookahead_agent.system.jsonl import read_content
 from lookahead_agent.testing import scripted_chat
 from tests.unit.conftest import MeasureWith
 from tests.unit.test_bench_synthetic import ScriptedPair

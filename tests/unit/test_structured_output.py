@@ -21,7 +21,7 @@ from lookahead_agent import ChatLookahead
 from lookahead_agent.chat.structured_output import Form, Method
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
 from lookahead_agent.engines.chat_template import ThinkingTags
-from lookahead_agent.engines.json_schema import relocated, subschemas
+from lookahead_agent.engines.json_schema import relocate, subschemas
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.runtime.engine_set import EngineSet
 from tests.unit.chat import EqualTextEmbedder, reply_script, scripted_chat
@@ -368,7 +368,7 @@ def test_schema_reaches_the_engine_unchanged_and_the_value_is_parsed(
         expected = form.tool["function"]["parameters"] if form.is_object else schema
         (call,) = constraint["json"]["anyOf"]
         arguments = call["properties"]["arguments"]
-        assert (arguments if form.is_object else arguments["properties"]["value"]) == relocated(expected, pointer)
+        assert (arguments if form.is_object else arguments["properties"]["value"]) == relocate(expected, pointer)
         assert "#/$defs" not in json.dumps(
             [ref for part in subschemas(constraint["json"]) for ref in [part.get("$ref")]]
         )

@@ -28,7 +28,7 @@ from lookahead_agent.cli.agent_run import LiveSteps, RunView
 from lookahead_agent.cli.app import app
 from lookahead_agent.cli.terminal import LogFormatter, ProgressBars, Terminal, WordWrap
 from lookahead_agent.decoding.request import STEP_EVENT
-from lookahead_agent.plain_text import PlainTextStream, plain
+from lookahead_agent.system.plain_text import PlainTextStream, plain
 from lookahead_agent.testing import scripted_chat
 from lookahead_agent.trace.recorder import TraceRecorder
 from tests.unit.test_cli import run
@@ -298,7 +298,7 @@ def test_internal_error_prints_its_traceback_as_plain_text(
 def test_bench_report_escapes_task_names(tmp_path: Path) -> None:
     from lookahead_agent.bench.report import Report
     from lookahead_agent.bench.samples import read_results
-    from lookahead_agent.jsonl import RowFile
+    from lookahead_agent.system.jsonl import RowFile
 
     rows = RowFile(Path("docs/measurements/templates-own-6.jsonl.xz")).rows
     hostile_name = "../$x^{$<script>|[/bold]\x1b[2J\ud800"

@@ -34,7 +34,7 @@ def hf_tokenizer(folder: Path, template: str | None, added_tokens: tuple[str, ..
 
 def prompt_begins_outside_thinking(tokenizer: HFTokenizer, **template_arguments: bool) -> bool:
     regions = Regions(thinking=tokenizer.thinking, answer_from_target=True)
-    return regions.begins_outside_thinking(tokenizer.decode(tokenizer.chat_prompt(QUESTION, None, template_arguments)))
+    return regions.awaits_thinking(tokenizer.decode(tokenizer.chat_prompt(QUESTION, None, template_arguments)))
 
 
 def test_qwen3_prompt_leaves_the_opening_tag_to_the_model(tmp_path: Path) -> None:

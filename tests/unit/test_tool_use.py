@@ -24,7 +24,7 @@ from langgraph.types import Command, interrupt
 from pydantic import BaseModel, Field, field_validator
 
 from lookahead_agent.agents import templates
-from lookahead_agent.agents.tool_use import MAX_RESULT_LENGTH, cut, error_text, make_tool, with_sync_call
+from lookahead_agent.agents.tool_use import MAX_RESULT_LENGTH, error_text, make_tool, truncate, with_sync_call
 from lookahead_agent.errors import ConfigurationError, ForeignCodeError
 from lookahead_agent.testing import scripted_chat, scripted_replies
 from tools.calculator import calculator
@@ -315,7 +315,7 @@ async def test_tool_node_and_create_agent_continue_after_tool_errors(tmp_path: P
 @given(st.text(), st.integers(0, 300), st.integers(0, 60_000), st.text(max_size=30))
 def test_long_text_is_truncated_at_the_limit_with_a_note(text: str, repeats: int, limit: int, rest: str) -> None:
     text = text * repeats * 20
-    result = cut(text, rest, limit)
+    result = truncate(text, rest, limit)
     if len(text) <= min(limit, MAX_RESULT_LENGTH):
         assert result == text
         return
@@ -328,7 +328,7 @@ def test_long_text_is_truncated_at_the_limit_with_a_note(text: str, repeats: int
 
 @pytest.mark.parametrize("length", [MAX_RESULT_LENGTH, MAX_RESULT_LENGTH + 1, 1_000_000])
 def test_long_text_fills_the_limit(length: int) -> None:
-    result = cut("x" * length, "ask for less")
+    result = truncate("x" * length, "ask for less")
     assert MAX_RESULT_LENGTH - 10 < len(result) <= MAX_RESULT_LENGTH
 
 

@@ -10,7 +10,7 @@ import pytest
 from lookahead_agent.cli.trace import trace
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.trace.recorder import TraceRecorder, read_trace
-from lookahead_agent.trace.timeline import Bar, Call, page, timeline, write_page
+from lookahead_agent.trace.timeline import Call, TimelineBar, page, timeline, write_page
 from tests.unit.chat import scripted_chat
 from tests.unit.test_policy_choice import graph_of
 
@@ -94,7 +94,7 @@ def test_page_is_self_contained_and_escapes_texts() -> None:
 
 
 def test_line_separators_and_end_tags_in_texts_are_escaped() -> None:
-    call = Call("a", "off", 0.0, 1.0, [Bar("target", 0, 1, "committed", 0, "a\u2028b</script>")])
+    call = Call("a", "off", 0.0, 1.0, [TimelineBar("target", 0, 1, "committed", 0, "a\u2028b</script>")])
     html = page([call])
     assert "\u2028" not in html
     assert html.count("</script>") == 2

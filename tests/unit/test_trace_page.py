@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from lookahead_agent.trace.timeline import Bar, Call, timeline, write_page
+from lookahead_agent.trace.timeline import Call, TimelineBar, timeline, write_page
 from tests.unit.test_trace import REPLY, record_run
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
@@ -120,7 +120,9 @@ def test_search_filters_replies_and_highlights_steps(page: Page) -> None:
 
 
 def test_bars_of_a_thousand_steps_do_not_overlap(browser: Browser, tmp_path: Path) -> None:
-    bars = [Bar("target", number, number + 0.9, "committed", number, f"step {number}") for number in range(1000)]
+    bars = [
+        TimelineBar("target", number, number + 0.9, "committed", number, f"step {number}") for number in range(1000)
+    ]
     calls = [Call("planner", "off", 0, 1000, bars), Call("writer", "off", 1000, 1001)]
     write_page(calls, tmp_path / "long.html")
     page = browser.new_page(viewport={"width": 390, "height": 844})
@@ -136,7 +138,7 @@ def test_bars_of_a_thousand_steps_do_not_overlap(browser: Browser, tmp_path: Pat
 
 
 def test_bars_at_the_same_time_have_rows_of_their_own(browser: Browser, tmp_path: Path) -> None:
-    steps = [Bar("draft", start, start + 2, "accepted", start, "a") for start in range(4)]
+    steps = [TimelineBar("draft", start, start + 2, "accepted", start, "a") for start in range(4)]
     calls = [Call("a", "off", 0, 4, steps), Call("b", "off", 1, 3), Call("b", "off", 2.96, 4), Call("b", "off", 2, 4)]
     write_page(calls, tmp_path / "run.html")
     page = browser.new_page(viewport={"width": 400, "height": 800})

@@ -267,11 +267,11 @@ def test_a_verifier_that_never_returns_is_left_out_for_a_minute() -> None:
     llm = ChatLookahead(engines=engines, policy=as_policy("exact:depth=2:verifier_timeout=0.2"), max_tokens=200)
     engines.target = ScriptedEngine(engines.target.tokenizer, SLOW)  # type: ignore[arg-type]
     first = llm.invoke("?").response_metadata["lookahead"]
-    assert first["speculation_disabled"] == "the verifier gave no sign of life for 0.2 s"
+    assert first["speculation_disabled"] == "the verifier timed out after 0.2 s"
     asked = len(calls)
     second = llm.invoke("?").response_metadata["lookahead"]
     assert len(calls) == asked, "the next reply does not ask it"
-    expected = "the verifier gave no sign of life for 0.2 s in an earlier reply"
+    expected = "the verifier timed out after 0.2 s in an earlier reply"
     assert second["speculation_disabled"] == second["mode_reason"] == expected
     now += 61
     llm.invoke("?")
@@ -333,13 +333,16 @@ async def test_an_embedding_model_that_fails_in_any_way_answers_each_caller(resu
 def test_what_a_policy_lacks_is_named_by_model() -> None:
     whole = scripted_engines(REPLY)
     engines = EngineSet(whole.target, whole.draft)
-    assert engines.missing(as_policy("balanced")) == "no embedding model"
+    assert engines.explain_missing(as_policy("balanced")) == "a model is missing: the embedding model"
     engines.judge, engines.problems["judge"] = None, "no memory"
-    assert engines.missing(as_policy("judge")) == "no judge model: no memory"
-    assert engines.missing(as_policy("exact")) is None
-    assert engines.missing(as_policy("off")) is None
-    for policy, reason in (("balanced", "no embedding model"), ("judge", "no judge model: no memory")):
+    assert engines.explain_missing(as_policy("judge")) == "a model is missing: the judge (no memory)"
+    assert engines.explain_missing(as_policy("exact")) is None
+    assert engines.explain_missing(as_policy("off")) is None
+    for policy, reason in (
+        ("balanced", "a model is missing: the embedding model"),
+        ("judge", "a model is missing: the judge (no memory)"),
+    ):
         metadata = ChatLookahead(engines=engines, policy=policy).invoke("?").response_metadata["lookahead"]
         assert metadata["mode_reason"] == metadata["speculation_disabled"] == reason
     alone = ChatLookahead(engines=EngineSet(whole.target), policy="exact").invoke("?").response_metadata["lookahead"]
-    assert (alone["mode_reason"], alone["speculation_disabled"]) == ("no draft engine", None)
+    assert (alone["mode_reason"], alone["speculation_disabled"]) == ("a model is missing: the draft", None)

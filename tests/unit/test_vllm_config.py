@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookahead_agent.cpu import binding, bound_cores
+from lookahead_agent.cpu import format_cores, parse_cores
 from lookahead_agent.engines.vllm_config import (
     VLLMConfig,
     as_arguments,
@@ -28,12 +28,12 @@ def model(tmp_path: Path) -> Path:
 
 @given(st.sets(st.integers(0, 200), min_size=1))
 def test_a_binding_is_read_as_it_was_written(cores: set[int]) -> None:
-    assert bound_cores(binding(sorted(cores))) == sorted(cores)
+    assert parse_cores(format_cores(sorted(cores))) == sorted(cores)
 
 
 @pytest.mark.parametrize("notation", ["", "auto", "nobind", "0-3|4-7", "0,", "a-b", "-1"])
 def test_other_notations_bind_no_known_cores(notation: str) -> None:
-    assert bound_cores(notation) == []
+    assert parse_cores(notation) == []
 
 
 @pytest.mark.skipif(not runs_on_cpu(), reason="vLLM for GPUs starts its workers itself")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,3 +105,43 @@ def test_prose_yields_sentences_without_code_tables_and_headings() -> None:
         "# What is it\n\nWhat it is, nobody knows. It\nis `a b c`.\n\n    What runs\n\n| What | is |\n\n- Which one?\n"
     )
     assert list(prose(page)) == ["What it is, nobody knows.", "It is `code`.", "Which one?"]
+
+
+LIBRARY = [path for path in CODE if path.startswith("lookahead_agent/") and path.endswith(".py")]
+_PARTICIPLE = re.compile(
+    r"_*(?:[a-z]+ed|built|chosen|cut|drawn|found|given|held|hidden|kept|known|left|made|sent|shown|taken|told|written)"
+    r"(?:_(?:ahead|by|for|from|in|of|on|to|with))?"
+    r"|_*[a-z]+ing"
+)
+"""A participle that is the whole name, or that a preposition follows; "cached_folder" is a noun."""
+OTHER_WORDS = {"embedding", "feed", "mapping", "proceed", "sampling", "speed", "thinking"}
+
+
+def test_functions_are_not_participles() -> None:
+    """A function is a verb, or a noun for what it returns; properties are not functions."""
+    found = [
+        f"{file}: {node.name}"
+        for file in LIBRARY
+        for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and _PARTICIPLE.fullmatch(node.name)
+        and node.name.strip("_") not in OTHER_WORDS
+        and not any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
+    ]
+    assert found == []
+
+
+def test_a_type_name_is_one_thing() -> None:
+    """Counts classes and module-level aliases; the parts of OpenAI's protocol have that protocol's names."""
+    files: dict[str, list[str]] = defaultdict(list)
+    for file in LIBRARY:
+        module = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+        names = [node.name for node in ast.walk(module) if isinstance(node, ast.ClassDef)]
+        for node in module.body:
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                names.append(node.targets[0].id)
+        for name in names:
+            is_type = re.match(r"_?[A-Z]", name) and not name.isupper()
+            if is_type and file != "lookahead_agent/server/protocol.py":
+                files[name].append(file)
+    assert {name: found for name, found in files.items() if len(found) > 1} == {}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lookahead_agent.engines.tokenizer import HFTokenizer
-from lookahead_agent.engines.written_replies import WrittenReplies
+from lookahead_agent.engines.written_replies import ReplyTokenCache
 from tests.unit.test_messages import _tokenizer
 
 TEMPLATE = (
@@ -88,7 +88,7 @@ def test_truncated_reply_is_not_remembered(tokenizer: HFTokenizer) -> None:
 
 
 def test_oldest_replies_are_evicted_at_the_size_limit() -> None:
-    replies = WrittenReplies(max_characters=20)
+    replies = ReplyTokenCache(max_characters=20)
     for number in range(4):
         replies.add(f"prompt {number}.", [number], "Yes.", [9], "<eos>")
         replies.add(f"prompt {number}.", [number], "Yes.", [9], "<eos>")

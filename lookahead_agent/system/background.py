@@ -64,7 +64,7 @@ class LoopThread:
 
         The future raises ForeignCodeError in place of an exception that ends programs, such as `SystemExit`.
         """
-        return asyncio.run_coroutine_threadsafe(contain(coroutine), self._started_loop())
+        return asyncio.run_coroutine_threadsafe(contain(coroutine), self._start_loop())
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the loop and wait for its result; an exception here (Ctrl-C) cancels it.
@@ -89,7 +89,7 @@ class LoopThread:
     def responds(self, seconds: float) -> bool:
         """Return whether the loop runs a callback within some seconds: not if a coroutine blocks it."""
         answered = threading.Event()
-        self._started_loop().call_soon_threadsafe(answered.set)
+        self._start_loop().call_soon_threadsafe(answered.set)
         return answered.wait(seconds)
 
     def retire(self) -> None:
@@ -104,7 +104,7 @@ class LoopThread:
 
         self.submit(stop())
 
-    def _started_loop(self) -> asyncio.AbstractEventLoop:
+    def _start_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()

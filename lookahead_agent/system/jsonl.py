@@ -68,7 +68,7 @@ class RowFile:
         self.rows = list(_rows(path))
 
     @contextmanager
-    def writing(self) -> Iterator[RowFile]:
+    def open_for_writing(self) -> Iterator[RowFile]:
         """Lock the file against other processes, and remove a line that an interruption truncated."""
         if self.path.suffix == ".xz":
             raise ConfigurationError(f"{self.path} is compressed, and only read: choose a file that ends with .jsonl")

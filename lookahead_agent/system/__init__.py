@@ -1,0 +1,1 @@
+"""Plain helpers below every other package: files, the machine, event loops and threads, texts, numbers."""
