@@ -1,6 +1,6 @@
 """An agent of `deepagents` on `ChatLookahead`: it keeps files, and gives tasks to subagents, by tool calls.
 
-pip install 'lookahead-agent[cpu]' deepagents
+pip install './lookahead-agent[cpu]' deepagents
 """
 
 from deepagents import create_deep_agent

@@ -33,9 +33,17 @@ from lookahead_agent.agents.plans import (
     results_of,
     shorten,
 )
-from lookahead_agent.agents.prompts import OF_RUN, REPEATED, describe_tools, format_call, lookahead_settings, warm
+from lookahead_agent.agents.prompts import (
+    OF_RUN,
+    REPEATED,
+    describe_tools,
+    format_call,
+    lookahead_settings,
+    own_words,
+    warm,
+)
 from lookahead_agent.agents.run_record import ToolResult, messages_of_run, with_question
-from lookahead_agent.agents.tool_results import FitContextMiddleware, own_words
+from lookahead_agent.agents.tool_results import FitContextMiddleware
 from lookahead_agent.agents.tool_use import is_read_only, truncate
 from lookahead_agent.agents.turns import RETRIES, ModelCall, Turn, TurnMiddleware
 

@@ -16,9 +16,9 @@ from lookahead_agent.agents.prompts import (
     conversation_before,
     format_call,
     is_question,
+    own_words,
     since_last_question,
 )
-from lookahead_agent.agents.tool_results import own_words
 from lookahead_agent.agents.turns import RETRIES
 from lookahead_agent.agents.written_calls import (
     Gap,
@@ -29,6 +29,7 @@ from lookahead_agent.agents.written_calls import (
     tokens,
     whole_reference,
 )
+from lookahead_agent.system.truncation import TRUNCATED
 
 MARKER = "Plan:"  # Ends the thoughts and begins the plan; after it only the target writes
 MAX_VALUE_LENGTH = 500  # Maximum length of a result inside a longer argument
@@ -53,8 +54,6 @@ CODE = frozenset({"code", "script", "program", "snippet", "source_code", "sql", 
 
 _ANY_NUMBER = 10_000  # of a line that may refer to any result
 _GAP = re.compile(r"(?:\.{3}|…|<[^<>]*>|\$\d+(?=\s*(?:\.{3}|…))|\s)*(?:\.{3}|…|<[^<>]*>)\s*")
-# The notice at the end of a truncated result; see `truncation_notice`.
-_TRUNCATED = re.compile(r"\n… \(cut: [\d,]+ of [\d,]+ characters; [^\n]*\)\s*\Z")
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ class PlanLine:
         if self.arguments is None:
             return None
         named = {number: results[number] for number in self.references if number in results}
-        if any(_TRUNCATED.search(result) for result in named.values()):
+        if any(TRUNCATED.search(result) for result in named.values()):
             return None
         filled: dict[str, Any] = {}
         try:

@@ -20,6 +20,9 @@ REPEATED = "repeated"
 PLAN_NODES = ("planner", "executor")
 """Names of the model's messages in a plan, beside the answer."""
 
+TOOL_HEADING = "\n\nThe tool is:\n"
+"""Ends a tool's own words about a failure; the explanation of `ToolResultMiddleware` follows."""
+
 OF_RUN = "question_of_run"
 """Key in `additional_kwargs` of the question that a run is about, in the messages of a model's turn."""
 
@@ -143,18 +146,35 @@ def since_last_question(messages: Sequence[MessageT]) -> Sequence[MessageT]:
     return messages[at:]
 
 
-def result_blocks(messages: Iterable[AnyMessage]) -> str:
-    """Format calls and results as blocks, `[1] name(argument="value")` and the text, each once; "none" without any."""
+def result_blocks(messages: Iterable[AnyMessage], *, explained: bool = False) -> str:
+    """Format calls and results as blocks, `[1] name(argument="value")` and the text, each once; "none" without any.
+
+    Calls that failed with the same words of their tool share a block. With `explained`, the tool's arguments follow
+    the last result if that call failed.
+    """
     calls: dict[str | None, str] = {}
-    blocks: dict[str, None] = {}
+    blocks: dict[tuple[str, str], list[str]] = {}  # headings by call and text, or by the words about a failure
+    explanation = ""
     for message in messages:
         if isinstance(message, AIMessage):
             calls |= {call["id"]: format_call(call["name"], call["args"]) for call in message.tool_calls}
         elif isinstance(message, ToolMessage) and REPEATED not in message.additional_kwargs:
-            failed = " failed" if message.status == "error" else ""
-            called = calls.get(message.tool_call_id, message.name or "a call")
-            blocks[f"{called}{failed}\n{message.text.strip() or '(nothing)'}"] = None
-    return "\n\n".join(f"[{number}] {block}" for number, block in enumerate(blocks, 1)) or "none"
+            called, failed = calls.get(message.tool_call_id, message.name or "a call"), message.status == "error"
+            text, explanation = own_words(message.text) if failed else (message.text, "")
+            key = ("" if failed else called, text.strip() or "(nothing)")
+            headings = blocks.pop(key, [])
+            blocks[key] = list(dict.fromkeys([*headings, f"{called} failed" if failed else called]))
+    listed = [
+        "\n".join([f"[{number}] {heading}", *more, text])
+        for number, ((_, text), (heading, *more)) in enumerate(blocks.items(), 1)
+    ]
+    return "\n\n".join(listed) + (explanation if explained else "") or "none"
+
+
+def own_words(error: str) -> tuple[str, str]:
+    """Split the text of a failed call into the tool's own words and the explanation after `TOOL_HEADING`."""
+    words, heading, explanation = error.partition(TOOL_HEADING)
+    return words, heading + explanation
 
 
 def format_call(name: str, arguments: Mapping[str, Any]) -> str:
@@ -165,14 +185,17 @@ def format_call(name: str, arguments: Mapping[str, Any]) -> str:
     return f"{name}({listed})"
 
 
-def conversation_with_results(messages: Sequence[AnyMessage], heading: str, then: str = "") -> list[AnyMessage]:
+def conversation_with_results(
+    messages: Sequence[AnyMessage], heading: str, then: str = "", *, explained: bool = False
+) -> list[AnyMessage]:
     """Return the conversation without calls: earlier questions and answers, and the last question with its results.
 
-    `heading` precedes the results, which follow the question as blocks, and `then` follows them.
+    `heading` precedes the results, which follow the question as blocks, and `then` follows them; `explained` is as in
+    `result_blocks`.
     """
     now = since_last_question(messages)
     question = [message.text for message in now if is_question(message)]
-    parts = [*question, f"{heading}:\n\n{result_blocks(now)}", then]
+    parts = [*question, f"{heading}:\n\n{result_blocks(now, explained=explained)}", then]
     before = conversation_before(messages[: len(messages) - len(now)])
     return [*before, HumanMessage("\n\n".join(filter(None, parts)))]
 

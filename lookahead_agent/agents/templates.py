@@ -19,6 +19,14 @@ if TYPE_CHECKING:
     from lookahead_agent.chat.model import ChatLookahead
     from lookahead_agent.policy import VerifierPolicy
 
+    build_plan_execute: Callable[..., Any]
+    build_react: Callable[..., Any]
+    build_rewoo: Callable[..., Any]
+    build_llm_compiler: Callable[..., Any]
+    build_reflection: Callable[..., Any]
+    build_supervisor: Callable[..., Any]
+    build_self_consistency: Callable[..., Any]
+
 TEMPLATES = ("plan_execute", "react", "rewoo", "llm_compiler", "reflection", "supervisor", "self_consistency")
 """The templates in `graphs/`."""
 
@@ -95,19 +103,15 @@ def default_llm(policies: Mapping[str, str | VerifierPolicy]) -> ChatLookahead:
         raise ConfigurationError(f"{name}: {problem['msg']}, not {problem['input']!r}") from None
 
 
-def _builder(name: str) -> Callable[..., Any]:
-    def build(*args: Any, **kwargs: Any) -> Any:
-        return getattr(template("graphs", name), f"build_{name}")(*args, **kwargs)
-
-    build.__name__ = build.__qualname__ = f"build_{name}"
-    build.__doc__ = f"Build the graph of `graphs/{name}.py`, whose arguments these are."
-    return build
+_BUILDERS = {f"build_{name}": name for name in TEMPLATES}
 
 
-build_plan_execute = _builder("plan_execute")
-build_react = _builder("react")
-build_rewoo = _builder("rewoo")
-build_llm_compiler = _builder("llm_compiler")
-build_reflection = _builder("reflection")
-build_supervisor = _builder("supervisor")
-build_self_consistency = _builder("self_consistency")
+def __getattr__(name: str) -> Any:
+    """Return a template's function, such as `build_react`; the first use of each loads its file."""
+    if name not in _BUILDERS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(template("graphs", _BUILDERS[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_BUILDERS})

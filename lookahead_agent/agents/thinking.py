@@ -142,7 +142,7 @@ class CallOrAnswerMiddleware(TurnMiddleware):
         system = "\n\n".join(filter(None, [self.prompt, request.system_prompt]))
         return request.override(
             system_message=SystemMessage(system),
-            messages=conversation_with_results(request.messages, "Results so far"),
+            messages=conversation_with_results(request.messages, "Results so far", explained=True),
             tools=[*tools] or [*request.tools, READY],
             tool_choice="any",
         )

@@ -19,9 +19,9 @@ from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMes
 from langchain_core.messages.utils import count_tokens_approximately
 from langgraph.types import Command
 
-from lookahead_agent.agents.prompts import describe_tools
+from lookahead_agent.agents.prompts import TOOL_HEADING, describe_tools
 from lookahead_agent.agents.run_record import ToolResult
-from lookahead_agent.agents.tool_use import error_text, truncate, truncation_notice, with_sync_call
+from lookahead_agent.agents.tool_use import error_text, truncate, with_sync_call
 from lookahead_agent.agents.turns import AsyncHandler
 
 CountTokens = Callable[[Sequence[BaseMessage]], int]
@@ -32,7 +32,6 @@ _CLEARED = "(cleared, for the conversation was too long; call the tool again if 
 _FAILED = "The same call would fail again: call the tool with other arguments, or call another tool."
 _EMPTY = "(the result is empty)"
 _REST = "ask the tool for less at once"
-_TOOL = "\n\nThe tool is:\n"
 
 
 @dataclass(eq=False)
@@ -84,7 +83,7 @@ class ToolResultMiddleware(AgentMiddleware[Any, Any, Any]):
             content = "\n".join(filter(None, map(describe_block, content)))
         explanation = ""
         if message.status == "error" and request.tool is not None:
-            explanation = f"{_TOOL}{describe_tools([request.tool])}\n{_FAILED}"
+            explanation = f"{TOOL_HEADING}{describe_tools([request.tool])}\n{_FAILED}"
         if isinstance(content, str):
             # A lone surrogate would fail the run when its state is saved.
             text = (self._fit(content.encode(errors="replace").decode()) if content.strip() else _EMPTY) + explanation
@@ -108,14 +107,7 @@ class ToolResultMiddleware(AgentMiddleware[Any, Any, Any]):
         tokens = self.llm.get_num_tokens(text) if self.exact else count_tokens_approximately([HumanMessage(text)])
         if tokens <= limit:
             return text
-        shown = max(1, len(text) * limit // tokens)
-        return text[:shown] + truncation_notice(shown, len(text), _REST)
-
-
-def own_words(error: str) -> tuple[str, str]:
-    """Split the text of a failed call into the tool's own words and what `ToolResultMiddleware` added."""
-    words, mark, explanation = error.partition(_TOOL)
-    return words, mark + explanation
+        return truncate(text, _REST, max(1, len(text) * limit // tokens))
 
 
 def describe_block(block: Any) -> str:
@@ -193,8 +185,7 @@ def _halve_a_text(messages: list[AnyMessage]) -> bool:
         indices = [index for index, message in enumerate(messages) if isinstance(message, kind)]
         longest = max(indices, key=lambda index: len(messages[index].text), default=None)
         if longest is not None and len(text := messages[longest].text) > 200:
-            shown = text[: len(text) // 2 - 100]
-            halved = shown + truncation_notice(len(shown), len(text), _REST)
+            halved = truncate(text, _REST, len(text) // 2 - 100)
             messages[longest] = messages[longest].model_copy(update={"content": halved})
             return True
     return False

@@ -19,34 +19,12 @@ from pydantic import ValidationError
 from lookahead_agent.engines.foreign_loop import ForeignLoop
 from lookahead_agent.errors import ForeignCodeError, LookaheadError, validation_message
 from lookahead_agent.system import background
-
-MAX_RESULT_LENGTH = 50_000
-"""Maximum length of a tool's result or error for a model, truncation notice included."""
+from lookahead_agent.system.truncation import MAX_RESULT_LENGTH as MAX_RESULT_LENGTH
+from lookahead_agent.system.truncation import truncate as truncate
 
 _EXPECTED_ERRORS = (ToolException, ValueError, LookaheadError)  # Errors that a tool raises on purpose, to be read
 
 Given = ParamSpec("Given")
-
-
-def truncate(text: str, rest: str, most: int = MAX_RESULT_LENGTH) -> str:
-    """Truncate a text that is too long for a model; the last line says how much is left out.
-
-    Args:
-        text: The text. Lone surrogates, which no message can carry, become "?".
-        rest: How the model gets the rest, such as "ask for fewer rows".
-        most: Maximum number of characters shown; with the last line there are at most `MAX_RESULT_LENGTH`.
-    """
-    text = text.encode(errors="replace").decode()
-    if len(text) <= min(most, MAX_RESULT_LENGTH):
-        return text
-    available = MAX_RESULT_LENGTH - len(truncation_notice(len(text), len(text), rest))
-    shown = max(0, min(most, available))
-    return text[:shown] + truncation_notice(shown, len(text), rest)
-
-
-def truncation_notice(shown: int, length: int, rest: str) -> str:
-    """Return the last line of a truncated text; `rest` says how the model gets the rest."""
-    return f"\n… (cut: {shown:,} of {length:,} characters; {rest})"
 
 
 def error_text(error: BaseException) -> str:

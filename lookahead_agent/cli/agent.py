@@ -92,7 +92,7 @@ def agent(
         if compare:
             show.print("\nWith the default depth:", style="bold")
             default, _ = _run(models.chat_model(policies=policies(None)), build, start, uuid.uuid4().hex, show)
-            show.print(node_table(default.metrics.nodes()))
+            show.print(node_table(default.metrics.nodes(), default.others))
             show.print(f"\nWith --depth {depth}:", style="bold")
         run, loading = _run(llm, build, start, thread_id, show, recorder=recorder, live=live)
         # Print before closing the recorder, which fails if the disk is full.
@@ -109,7 +109,7 @@ def agent(
             show.print()
             show.text(f" {answer}", label="Answer:")
         show.print()
-        show.print(node_table(run.metrics.nodes()))
+        show.print(node_table(run.metrics.nodes(), run.others))
         if run.speed:
             show.text(run.speed)
         show.print(f"{run.seconds:.1f} s in all; before that {loading:.1f} s of loading")

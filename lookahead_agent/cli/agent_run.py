@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -20,9 +20,12 @@ from lookahead_agent.cli.terminal import Terminal, as_rich
 from lookahead_agent.decoding.request import STEP_EVENT
 from lookahead_agent.errors import LookaheadError
 from lookahead_agent.system.plain_text import PlainTextStream
+from lookahead_agent.system.truncation import truncate
+from lookahead_agent.trace.node_times import node_times, spans_of
 from lookahead_agent.trace.recorder import TraceRecorder, replies
 
 _MAX_LENGTH = 2000  # Characters of a tool's result that are printed
+_LEAST_SECONDS = 0.05  # of a row of `other_times`, which the table rounds to 0.1
 # The trace page's colours, as near as terminals have them.
 _STYLES = {
     "accepted": "green",
@@ -34,8 +37,9 @@ _STYLES = {
 }
 
 
-_WITHOUT_STEPS = {"off": "the target writes alone", "sd": "the target takes draft tokens instead"}
-"""The effect of each mode without draft steps."""
+_WITHOUT_STEPS = {"off": "the target writes alone", "sd": "this configuration drafts tokens, in the target's engine"}
+"""How replies are written in each mode without draft steps."""
+_NO_DRAFT = "no draft engine"  # a reason that the sentence about draft tokens contains
 
 
 class ApprovalNeededError(LookaheadError):
@@ -49,6 +53,7 @@ class RunResult:
     messages: Sequence[AnyMessage]  # of the thread
     seconds: float  # duration without the time of waiting for approvals
     metrics: NodeMetrics  # of its nodes
+    others: Sequence[tuple[str, float]] = ()  # seconds of tools, and of neither tools nor replies, by name
     answer_shown: bool = False  # whether the answer is the last text on the terminal
     speed: str = ""  # why no draft steps were written, and what made the replies fast
 
@@ -73,10 +78,10 @@ def run_graph(
     Without a `start`, the interrupted thread resumes. `live` prints step events in place of texts. Raises
     ApprovalNeededError if it must ask after the end of standard input; the thread can be resumed.
     """
-    metrics = NodeMetrics()
+    metrics, recorder = NodeMetrics(), recorder or TraceRecorder()
     config: RunnableConfig = {"configurable": {"thread_id": thread}}
     view = RunView(show, graph.get_state(config).values.get("messages", ()))
-    config["callbacks"] = [metrics, view, *([recorder] if recorder else []), *([LiveSteps(show)] if live else [])]
+    config["callbacks"] = [metrics, view, recorder, *([LiveSteps(show)] if live else [])]
     seconds = 0.0
     while True:
         started = time.monotonic()
@@ -90,7 +95,8 @@ def run_graph(
         if not state.interrupts:
             messages = state.values["messages"]
             shown = bool(view.last_text.strip()) and view.last_text.strip() == messages[-1].text.strip()
-            return RunResult(messages, seconds, metrics, shown, explain_speed(view.replies))
+            others = other_times(recorder.rows, seconds)
+            return RunResult(messages, seconds, metrics, others, shown, explain_speed(view.replies))
         start = Command(resume={interrupt.id: _ask_approval(interrupt, thread, ask) for interrupt in state.interrupts})
 
 
@@ -197,9 +203,8 @@ class RunView(BaseCallbackHandler):
         call_text = format_call(call["name"], call["args"]) if call else message.name or "a call"
         failed = " failed" if message.status == "error" else ""
         text = message.text.strip() or "(nothing)"
-        more = f"\n… ({len(text):,} characters)" if len(text) > _MAX_LENGTH else ""
         self._show.text("", label=f"[{self._results}] {call_text}{failed}")
-        self._show.text(text[:_MAX_LENGTH] + more)
+        self._show.text(truncate(text, "the run has the rest", _MAX_LENGTH))
 
 
 class LiveSteps(BaseCallbackHandler):
@@ -231,7 +236,8 @@ def explain_speed(known: Sequence[tuple[AIMessage, Mapping[str, Any]]]) -> str:
         # A policy without draft steps explains itself, unless all nodes have one.
         last = ([report for report in reports if report["policy"] != "off"] or reports)[-1]
         reason = last["speculation_disabled"] or last["mode_reason"]
-        lines.append(f"Draft steps are off here: {_WITHOUT_STEPS[last['mode']]} ({reason}).")
+        why = "" if (last["mode"], reason) == ("sd", _NO_DRAFT) else f" ({reason})"
+        lines.append(f"No draft steps in this run: {_WITHOUT_STEPS[last['mode']]}{why}.")
     engines = reports[-1]["engines"] if reports else {}
     precision, method = engines.get("precision", {}).get("target"), engines.get("speculation_method", "none")
     passes = sum(report["target_forward_passes"] for report in reports)
@@ -244,8 +250,17 @@ def explain_speed(known: Sequence[tuple[AIMessage, Mapping[str, Any]]]) -> str:
     return "\n".join(lines)
 
 
-def node_table(nodes: Sequence[dict[str, Any]]) -> Table:
-    """Build a table of each node's replies, accepted steps, tokens and times."""
+def other_times(rows: Sequence[Mapping[str, Any]], seconds: float) -> list[tuple[str, float]]:
+    """Return the seconds of a run in which no node replies, from the rows of its trace; none below a tenth."""
+    spans = [replace(span, node="(tools)") if span.is_tool else span for span in spans_of(rows)]
+    starts = [row["started"] for row in rows if row["type"] == "run"]
+    before = max(0.0, min(span.start for span in spans) - min(starts)) if spans and starts else 0.0
+    times = [(each.node, each.seconds) for each in node_times(spans, seconds, before) if not each.replies]
+    return [(name, spent) for name, spent in times if spent >= _LEAST_SECONDS]
+
+
+def node_table(nodes: Sequence[dict[str, Any]], others: Sequence[tuple[str, float]] = ()) -> Table:
+    """Build a table of each node's replies, accepted steps, tokens and times, and of the `other_times` of the run."""
     rows = [
         [
             str(node["node"]),
@@ -261,5 +276,6 @@ def node_table(nodes: Sequence[dict[str, Any]]) -> Table:
         ]
         for node in nodes
     ]
+    rows += [[name, *[""] * 7, f"{seconds:.1f}"] for name, seconds in others]
     headings = ["node", "policy", "calls", "steps", "tokens", "a pass", "cached", "prompt", "total"]
     return as_rich((headings, rows), words=("policy",))

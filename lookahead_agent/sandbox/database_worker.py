@@ -24,6 +24,8 @@ COLUMNS = """
 """
 MAX_TEXT = 2_000
 
+_INTO_FILE = re.compile(r"\b(?:out|dump)file\b", re.IGNORECASE)
+
 
 @contextmanager
 def open_cursor(address: str, seconds: float) -> Iterator[Any]:
@@ -69,6 +71,9 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     statement = request["statement"]
     if statement is not None and READS.match(statement) is None:
         raise ValueError("only SELECT statements are carried out: nothing can be changed or attached")
+    # A transaction for reading only lets such a SELECT write a file of the server.
+    if statement is not None and request["url"].startswith(("mysql", "mariadb")) and _INTO_FILE.search(statement):
+        raise ValueError("only SELECT statements that return rows are carried out: none with OUTFILE or DUMPFILE")
     with open_cursor(request["url"], request["seconds"]) as cursor:
         cursor.execute(COLUMNS if statement is None else statement)
         names = [column[0] for column in cursor.description or ()]

@@ -20,11 +20,13 @@ from lookahead_agent.decoding.request import STEP_EVENT
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.policy import node_path
 from lookahead_agent.system.jsonl import Row, RowFile
+from lookahead_agent.system.truncation import truncate
 
 logger = logging.getLogger(__name__)
 
 _VERSION = 1
 _MAX_LENGTH = 20_000  # characters of a question, an answer or a result in a trace
+_REST = "a trace has no more of a text"
 
 _PIECE = re.compile(r"\s?\w+|[^\w\s]|\s+")
 """An approximation of a token: callbacks get the texts of prompts, but not their token ids."""
@@ -158,7 +160,7 @@ class TraceRecorder(RunRecorder):
             self._add({"type": "step", "at": self.measure_elapsed(), **data})
 
     def _add_tool(self, row: Row, result: str) -> None:
-        self._add({"type": "tool", **row, "result": _shorten(result)})
+        self._add({"type": "tool", **row, "result": truncate(result, _REST, _MAX_LENGTH)})
 
     def on_chain_start(
         self, serialized: dict[str, Any], inputs: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **_: Any
@@ -243,11 +245,7 @@ def _last_text(state: Any) -> str:
     if isinstance(last, Mapping):
         last = last.get("content")
     text = last.text if isinstance(last, BaseMessage) else last
-    return _shorten(text) if isinstance(text, str) else ""
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}\n… ({len(text):,} characters)"
+    return truncate(text, _REST, _MAX_LENGTH) if isinstance(text, str) else ""
 
 
 def shape_of_prompt(messages: Sequence[BaseMessage], tools: Any = None) -> tuple[str, float]:

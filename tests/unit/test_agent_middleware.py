@@ -107,6 +107,28 @@ async def test_repeated_tool_call_runs_once_and_ends_the_loop(asynchronous: bool
     assert result_blocks(messages) == '[1] look_up(word="tea")\ntea is a drink', "the finisher sees one result"
 
 
+def test_words_of_failed_calls_are_in_a_prompt_once_and_the_arguments_follow_the_last_failure() -> None:
+    explanation = "\n\nThe tool is:\n- sql(statement: string): Ask."
+    made = [
+        ("SELECT a", "no such column", "error"),
+        ("SELECT 1", "1", "success"),
+        ("SELECT b", "no such column", "error"),
+    ]
+    messages: list[AnyMessage] = [HumanMessage("How many?")]
+    for number, (statement, text, status) in enumerate(made):
+        made_call = {"name": "sql", "args": {"statement": statement}, "id": str(number), "type": "tool_call"}
+        text += explanation if status == "error" else ""
+        messages += [AIMessage("", tool_calls=[made_call]), ToolMessage(text, tool_call_id=str(number), status=status)]  # type: ignore[arg-type]
+    blocks = (
+        '[1] sql(statement="SELECT 1")\n1\n\n'
+        '[2] sql(statement="SELECT a") failed\nsql(statement="SELECT b") failed\nno such column'
+    )
+    assert result_blocks(messages) == blocks, "a finisher needs no arguments"
+    assert result_blocks(messages, explained=True) == blocks + explanation
+    assert result_blocks(messages[:-2], explained=True).endswith('[2] sql(statement="SELECT 1")\n1')
+    assert result_blocks(messages[:1], explained=True) == "none"
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 async def test_failed_tool_call_is_not_repeated_later(asynchronous: bool) -> None:
     words = ["nothing", "tea", "nothing", "tea"]

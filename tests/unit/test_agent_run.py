@@ -18,6 +18,7 @@ from lookahead_agent.cli.agent_run import (
     RunView,
     explain_speed,
     node_table,
+    other_times,
     run_graph,
 )
 from lookahead_agent.cli.terminal import Terminal
@@ -113,7 +114,7 @@ def test_concurrent_replies_are_shown_one_after_the_other() -> None:
     view.update({"tools": {"messages": [ToolMessage("x" * 5000, tool_call_id="1", name="t")]}, "other": None})
     assert screen.lines[:5] == ["model", "One two.", "Three four.", "Five.", "tools"]
     assert screen.lines[5] == "[1] t"
-    assert "… (5,000 characters)" in screen.file.getvalue()
+    assert "… (cut: 2,000 of 5,000 characters; the run has the rest)" in screen.file.getvalue()
 
 
 def test_escape_sequences_in_replies_are_removed() -> None:
@@ -141,19 +142,54 @@ def report(mode: str, policy: str = "balanced", **changes: Any) -> tuple[AIMessa
         ),
         (
             [report("sd"), report("sd", "off")],
-            ["Draft steps are off here: the target takes draft tokens instead (of balanced).", "Replies are fast by"],
+            [
+                "No draft steps in this run: this configuration drafts tokens, in the target's engine (of balanced).",
+                "Replies are fast by",
+            ],
         ),
         (
             [report("off", speculation_disabled="no judge", engines={"precision": {"target": "bf16"}})],
-            ["Draft steps are off here: the target writes alone (no judge)."],
+            ["No draft steps in this run: the target writes alone (no judge)."],
         ),
-        ([report("off", "off", engines={})], ["Draft steps are off here: the target writes alone (of off)."]),
+        (
+            [report("sd", mode_reason="no draft engine")],
+            [
+                "No draft steps in this run: this configuration drafts tokens, in the target's engine.",
+                "Replies are fast by",
+            ],
+        ),
+        ([report("off", "off", engines={})], ["No draft steps in this run: the target writes alone (of off)."]),
     ],
 )
 def test_run_says_why_it_has_no_draft_steps_and_what_made_it_fast(replies: list[Any], lines: list[str]) -> None:
     shown = explain_speed(replies).split("\n")
     assert len(shown) == len(lines)
     assert all(line.startswith(expected) for line, expected in zip(shown, lines, strict=True)), shown
+
+
+def test_node_table_has_rows_for_the_time_of_tools_and_of_the_graph() -> None:
+    row = {"path": "model", "step": 1, "policy": "off", "steps": 0, "accepted": 0, "target_forward_passes": 1}
+    reply = row | {"type": "reply", "prompt_tokens": {"target": {"total": 3, "cached": 0}}, "usage": None}
+    seconds = {"total": 2.0, "prompt": 0.5, "writing": 1.5, "waiting": 0.0}
+    rows = [
+        {"type": "trace"},
+        reply | {"at": 8.0, "seconds": seconds},
+        {"type": "tool", "path": "tools", "step": 2, "started": 8.5, "seconds": 3.0},
+        reply | {"at": 14.0, "seconds": seconds},
+        {"type": "run", "started": 5.0, "seconds": 99.0},  # with the time of an approval
+    ]
+    others = other_times(rows, 10.0)
+    assert others == [("(tools)", 3.0), ("(before)", 1.0), ("(between)", 2.0)]
+    assert other_times(rows[:1], 10.0) == []
+    screen = Screen()
+    finished = run(agent_of(CALL, "They cost 18."))
+    assert all(name in ("(tools)", "(before)", "(between)") for name, _ in finished.others)
+    screen.terminal.print(node_table(finished.metrics.nodes(), others))
+    assert [line.split() for line in screen.lines[-3:]] == [
+        ["(tools)", "3.0"],
+        ["(before)", "1.0"],
+        ["(between)", "2.0"],
+    ]
 
 
 def test_node_table_fits_80_columns() -> None:

@@ -65,3 +65,14 @@ def test_duckdb_is_read_and_not_written(tmp_path: Path) -> None:
         ),
     )  # fmt: skip
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.duckdb"]
+
+
+@pytest.mark.parametrize("scheme", ["mysql", "mariadb", "mysql+pymysql"])
+@pytest.mark.parametrize(
+    "statement",
+    ["SELECT 1 INTO OUTFILE '/tmp/x'", "select 1 into/**/dumpfile '/x'", "SELECT 1 /*! INTO OUTFILE '/x' */"],
+)
+def test_no_select_writes_a_file_of_a_mysql_server(scheme: str, statement: str) -> None:
+    """A transaction for reading only does not refuse them. Without a server, connecting would be the error."""
+    with pytest.raises(ValueError, match="only SELECT statements that return rows"):
+        query(f"{scheme}://nobody@127.0.0.1:1/shop", statement, LIMITS)

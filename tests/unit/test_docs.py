@@ -86,6 +86,14 @@ def test_extras_named_in_pages_and_messages_exist_and_every_extra_is_in_the_read
     assert _EXTRAS.keys() == documented - {"cpu", "gpu"}, "`doctor` checks every extra"
 
 
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{page}" for page in EVERY_PAGE)])
+def test_pages_install_the_package_from_a_clone_as_it_is_on_no_index(page: str) -> None:
+    installed = re.findall(r"pip install '([^']*lookahead-agent)\[[a-z,]+\]([^']*)'", (ROOT / page).read_text("utf-8"))
+    assert [
+        each for each in installed if each not in (("./lookahead-agent", ""), ("lookahead-agent", " @ git+https://…"))
+    ] == []
+
+
 def _install() -> str:
     return (ROOT / "README.md").read_text(encoding="utf-8").partition("## Install")[2].partition("\n## ")[0]
 

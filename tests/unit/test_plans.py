@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from langchain_core.tools import StructuredTool, tool
 
 from lookahead_agent.agents.plans import MAX_VALUE_LENGTH, is_value, parse_plan, plan_form
-from lookahead_agent.agents.tool_use import truncation_notice
 from lookahead_agent.agents.written_calls import Parameters
+from lookahead_agent.system.truncation import truncation_notice
 
 
 @tool

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import pydoc
 import re
 from importlib import import_module
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from lookahead_agent import ChatLookahead, VerifierPolicy
-from lookahead_agent.agents import planning
+from lookahead_agent.agents import planning, templates
 from lookahead_agent.agents.prompts import describe_tools
 from lookahead_agent.agents.templates import _FROM_ENVIRONMENT, TEMPLATES, template
 from lookahead_agent.agents.tool_sources import load_tools
@@ -33,6 +35,18 @@ def test_api_page_has_the_signatures_of_what_users_call() -> None:
     objects = {path.rpartition(".")[2]: _find(path) for path in named}
     assert {"load_tools", "make_tool", "checkpointer", "TraceRecorder", "ChatLookahead"} <= objects.keys()
     assert all(found.__doc__ for name, found in objects.items() if callable(found)), "each says what it does"
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_function_of_a_template_shows_its_signature_and_help(name: str) -> None:
+    build = getattr(templates, f"build_{name}")
+    parameters = inspect.signature(build).parameters
+    assert [*parameters][:3] == ["llm", "tools", "checkpointer"]
+    assert not any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in parameters.values())
+    assert f"build_{name}(llm: " in pydoc.render_doc(build, renderer=pydoc.plaintext)
+    assert f"build_{name}" in dir(templates)
+    with pytest.raises(AttributeError, match="build_other"):
+        templates.__getattr__("build_other")
 
 
 def _find(path: str) -> Any:
