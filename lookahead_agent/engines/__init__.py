@@ -10,3 +10,4 @@ from lookahead_agent.engines.tokenizer import HFTokenizer as HFTokenizer
 from lookahead_agent.engines.tokenizer import Tokenizer as Tokenizer
 from lookahead_agent.engines.vllm_config import VLLMConfig as VLLMConfig
 from lookahead_agent.engines.vllm_engine import VLLMEngine as VLLMEngine
+from lookahead_agent.system import background as background
