@@ -104,7 +104,7 @@ class _Filters(dict[str, Callable[..., Any]]):
         place = 1 if hasattr(function, "jinja_pass_arg") else 0  # the first argument may be Jinja's context
 
         @wraps(function)
-        def bounded(*arguments: Any, **options: Any) -> Any:
+        def apply(*arguments: Any, **options: Any) -> Any:
             others = [*arguments[place + 1 :], *options.values()]
             if name in _FILTERS and len(arguments) > place:
                 _check_product(name, arguments[place], others)
@@ -112,7 +112,7 @@ class _Filters(dict[str, Callable[..., Any]]):
                 raise SecurityError("an operation without a bound: the sum of lists")
             return BoundedEnvironment.check(function(*arguments, **options))
 
-        super().__setitem__(name, bounded)
+        super().__setitem__(name, apply)
 
 
 def _check_product(name: str, value: Any, arguments: Sequence[Any]) -> None:
