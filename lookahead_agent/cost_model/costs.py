@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from lookahead_agent.engines.protocol import Engine, Sampling
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.system.files import writable, write_atomically
-from lookahead_agent.system.interpolation import cost_at
+from lookahead_agent.system.passes import cost_at
 
 BATCHES = (1, 2, 4, 8, 16)
 
@@ -40,7 +40,7 @@ class BatchCosts(BaseModel):
         return dict(sorted(seconds.items()))
 
     def at(self, batch: float) -> float:
-        """Seconds per token at a batch size, by linear interpolation or extrapolation; at least the lowest measured."""
+        """Seconds per token at a batch size, by linear passes or extrapolation; at least the lowest measured."""
         return max(cost_at(self.seconds, batch), min(self.seconds.values()))
 
     def free_batch(self, tolerance: float = 0.25) -> int:

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from lookahead_agent.errors import ConfigurationError
 TemplateMessage = Mapping[str, Any]  # in OpenAI's format, but with the arguments of tool calls as mappings
 FINISHED = "finished"  # field that marks an assistant message as complete; no template reads it
 _MAX_DIGITS = 8  # of a number in a template
-_MAX_PRODUCT = 10**7  # of two numbers, or characters or items of a multiplied text or list
 _MAX_MEMORY = 256 << 20  # bytes by which the process may grow while a template runs
 _WATCH_SECONDS = 0.02
 _MAX_ARGUMENTS_LENGTH = 1 << 16  # characters of the template arguments as JSON
@@ -112,31 +110,12 @@ def check_template(text: str) -> None:
 
 
 def bound_operations() -> None:
-    """Bound the products, and refuse the powers, of templates that transformers compiles from now on.
-
-    No time-out interrupts them.
-    """
+    """Bound the operations of templates that transformers compiles from now on: no time-out interrupts a single one."""
     from transformers.utils import chat_template_utils
 
-    chat_template_utils.ImmutableSandboxedEnvironment = create_bounded_environment()
+    from lookahead_agent.engines.template_sandbox import BoundedEnvironment
 
-
-@cache
-def create_bounded_environment() -> type[Any]:
-    """Return Jinja's sandbox with bounded products and no powers."""
-    from jinja2.exceptions import SecurityError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class BoundedEnvironment(ImmutableSandboxedEnvironment):
-        intercepted_binops = frozenset({"*", "**"})  # which Jinja does not compute when it compiles a template either
-
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            sizes = [len(value) if isinstance(value, (str, list, tuple)) else value for value in (left, right)]
-            if operator == "**" or not abs(sizes[0]) * abs(sizes[1]) <= _MAX_PRODUCT:
-                raise SecurityError(f"an operation without a bound: {operator!r}")
-            return left * right
-
-    return BoundedEnvironment
+    chat_template_utils.ImmutableSandboxedEnvironment = BoundedEnvironment
 
 
 def within(seconds: float, render: Callable[[], str]) -> str:

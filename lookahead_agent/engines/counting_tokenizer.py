@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lookahead_agent.engines.chat_template import bound_operations, create_bounded_environment
+from lookahead_agent.engines.chat_template import bound_operations
 from lookahead_agent.engines.model_files import read_object
 from lookahead_agent.engines.tokenizer import HFTokenizer
 
@@ -112,6 +112,8 @@ class _FileBackend:
         from jinja2 import TemplateError, ext, nodes
         from jinja2.parser import Parser
 
+        from lookahead_agent.engines.template_sandbox import BoundedEnvironment
+
         class Generation(ext.Extension):
             """The tag around the model's own tokens, which matters to training only."""
 
@@ -127,7 +129,7 @@ class _FileBackend:
         def refuse(message: str) -> None:
             raise TemplateError(message)
 
-        environment = create_bounded_environment()(
+        environment = BoundedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
         )
         environment.filters["tojson"] = to_json

@@ -1,9 +1,13 @@
 """Reads the small JSON files of a model's folder, which may be damaged or hostile."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lookahead_agent.errors import IntegrityError
+
+_MAX_COUNT = 1 << 31
 _MAX_JSON = 64 << 20  # bytes of a file; the weight map of the largest models has a tenth
 
 
@@ -19,4 +23,21 @@ def read_object(file: Path) -> dict[str, Any]:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError("it is no JSON object")
+    return value
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read the configuration of a model's folder; raises IntegrityError if it cannot be read."""
+    file = folder / "config.json"
+    try:
+        return read_object(file)
+    except (OSError, ValueError) as error:
+        raise IntegrityError(f"{file} cannot be read: {error}") from error
+
+
+def read_count(config: Mapping[str, Any], *names: str) -> int:
+    """Return the first of some fields of a configuration that is present; raises IntegrityError if it is no count."""
+    name, value = next(((name, config[name]) for name in names if config.get(name) is not None), (names[-1], None))
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < _MAX_COUNT:
+        raise IntegrityError(f"{name} in config.json is no positive whole number: {repr(value)[:80]}")
     return value

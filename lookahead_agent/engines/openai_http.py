@@ -17,8 +17,11 @@ from lookahead_agent.errors import ConfigurationError, EngineError, EngineStartE
 logger = logging.getLogger(__name__)
 
 _PROBE = "One two three. Une forêt, 42 + 1 = 43.\n\n"
+_MODELS_SECONDS = 30.0  # until a server that does not list its models counts as failed
+_PROBE_SECONDS = 120.0  # the same for one token, before which some servers load the model
 _DEFAULT_CONTEXT = 8192
 _MAX_CONTEXT = 1 << 30  # tokens
+_MAX_NAME = 500  # characters of a server's name or reason
 _UNCERTAIN_TOKENS = 64  # by which a server may count more tokens in a text than the local tokenizer
 
 
@@ -72,8 +75,13 @@ class OpenAIEngine:
             raise EngineStartError(str(error)) from error
         self._connected = True
 
+    @property
+    def _name(self) -> str:
+        """The model's name in messages."""
+        return self.server.without_key(str(self._model))[:_MAX_NAME]
+
     async def _find_model(self) -> None:
-        answer = await self.server.ask("/models")
+        answer = await self.server.ask("/models", seconds=_MODELS_SECONDS)
         listed = answer.get("data") if isinstance(answer, dict) else None
         models = {
             entry["id"]: entry
@@ -86,7 +94,7 @@ class OpenAIEngine:
                 raise ConfigurationError(f"the {self._role}'s server has no model {self._model!r}; it has {names}")
             (self._model,) = models
             if self._remote.model is not None:
-                logger.info("the %s's server calls its only model %r", self._role, self._model)
+                logger.info("the %s's server calls its only model %r", self._role, self._name)
         if self._context_override is None:
             length = models[self._model].get("max_model_len")
             is_given = isinstance(length, int) and not isinstance(length, bool) and length > 0
@@ -97,10 +105,10 @@ class OpenAIEngine:
         body = {"model": self._model, "max_tokens": 1, "temperature": 0}
         with self._answers():
             try:
-                answer = await self.server.ask("/completions", body | {"prompt": _PROBE, "return_token_ids": True})
+                answer = await self._probe(body | {"prompt": _PROBE, "return_token_ids": True})
             except ConfigurationError:  # some servers reject unknown parameters
                 self._accepts_unknown_options = False
-                answer = await self.server.ask("/completions", body | {"prompt": _PROBE})
+                answer = await self._probe(body | {"prompt": _PROBE})
             choice = answer["choices"][0]
             prompt_tokens = (answer.get("usage") or {}).get("prompt_tokens")
             self._reports_cached_tokens = _count_cached_tokens(answer) is not None
@@ -108,7 +116,7 @@ class OpenAIEngine:
             if server_ids is not None:
                 server_ids = [int(token) for token in server_ids]
             try:
-                await self.server.ask("/completions", body | {"prompt": ids})
+                await self._probe(body | {"prompt": ids})
             except ConfigurationError:
                 self._accepts_ids = False
         if server_ids is None or returned is None or not self._accepts_ids:
@@ -121,8 +129,11 @@ class OpenAIEngine:
         elif (server_ids[1:] if len(server_ids) == len(ids) + 1 else server_ids) != ids:
             raise ConfigurationError(
                 f"the {self._role}'s server has another tokenizer than the one given here: name the tokenizer of "
-                f"{self._model!r} ({'tokenizer' if self._role == 'target' else 'draft_tokenizer'}=…)"
+                f"{self._name!r} ({'tokenizer' if self._role == 'target' else 'draft_tokenizer'}=…)"
             )
+
+    async def _probe(self, body: Mapping[str, Any]) -> Any:
+        return await self.server.ask("/completions", body, _PROBE_SECONDS)
 
     @contextmanager
     def _answers(self) -> Iterator[None]:
@@ -201,6 +212,7 @@ class OpenAIEngine:
             raise EngineError(f"{self.server.name} ended the reply with the finish_reason {reason!r}{why}")
         if reason is not None and not isinstance(reason, str):
             raise TypeError
+        reason = self.server.without_key(reason)[:_MAX_NAME] if reason else reason
         return Delta(tuple(_token_id(token) for token in ids), logprobs, reason)
 
     def _logprobs_by_id(self, position: Mapping[str, float] | None) -> dict[int, float]:

@@ -2,8 +2,10 @@
 
 import asyncio
 import codecs
+import html
 import io
 import json
+import math
 import os
 import random
 import re
@@ -12,11 +14,12 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextman
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import quote, urlsplit, urlunsplit
 
 import httpx
 
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError
+from lookahead_agent.system.background import describe
 
 _RETRYABLE_STATUSES = frozenset({408, 425, 429, 502, 503, 504})
 _FIRST_DELAY = 0.25
@@ -51,6 +54,7 @@ class _UnavailableError(EngineError):
     """A request failed and may be retried if no response has begun; `retry_after` is the requested delay in seconds."""
 
     retry_after: float | None = None
+    has_timed_out: bool = False  # a further attempt would hang as long
 
 
 class Server:
@@ -62,13 +66,14 @@ class Server:
         self._url = remote.url.rstrip("/")
         self.name = f"the {role} at {_without_secrets(self._url)}"
         self._key = check_key(remote.api_key, f"the {role}'s API key")
+        self._spellings = _spellings(self._key) if self._key else []
         self._transport = transport
         self._connect()
 
     def _connect(self) -> None:
         self._process = os.getpid()
         self._client = httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
+            headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {}),
             timeout=httpx.Timeout(self._remote.timeout, connect=_CONNECT_TIMEOUT, pool=None),
             # No limit on connections: the engine decides which requests wait.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
@@ -82,17 +87,25 @@ class Server:
             self._connect()
         method = "GET" if body is None else "POST"
         async with self._client.stream(method, self._url + path, json=body) as response:
+            # A few kilobytes may decompress to gigabytes, at once.
+            if response.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
+                status = response.status_code
+                raise EngineError(f"{self.name} sent a compressed response ({status}), which the request excludes")
             yield response
 
-    async def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    async def ask(self, path: str, body: Mapping[str, Any] | None = None, seconds: float = math.inf) -> Any:
         """Send a POST, or a GET without a body, and return the JSON response.
 
-        Raises EngineError if there is none, and ConfigurationError if the server refuses the request.
+        Raises EngineError if there is none in time, and ConfigurationError if the server refuses the request.
         """
+        limit = min(seconds, self._remote.timeout or math.inf)
         for failures in count():
             try:
-                with self._errors():
-                    async with asyncio.timeout(self._remote.timeout), self._response(path, body) as response:
+                with self._errors(limit):
+                    async with (
+                        asyncio.timeout(limit if limit < math.inf else None),
+                        self._response(path, body) as response,
+                    ):
                         content = await self._content(response)
                     return json.loads(content)
             except _UnavailableError as failure:
@@ -117,7 +130,7 @@ class Server:
 
     async def _wait_before_retry(self, failure: _UnavailableError, failures: int) -> None:
         self.answers = False
-        if failures >= self._remote.max_retries:
+        if failures >= self._remote.max_retries or failure.has_timed_out:
             raise failure
         delay = failure.retry_after
         if delay is None:
@@ -126,15 +139,17 @@ class Server:
         await asyncio.sleep(min(delay, _MAX_DELAY))
 
     async def _events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
+        limit = self._remote.timeout or math.inf
         async with AsyncExitStack() as stack:
-            with self._errors():
-                response = await stack.enter_async_context(self._response(path, body))
-                if not response.is_success:
-                    await self._content(response)
+            with self._errors(limit):
+                async with asyncio.timeout(self._remote.timeout):
+                    response = await stack.enter_async_context(self._response(path, body))
+                    if not response.is_success:
+                        await self._content(response)
                 self.answers = True
             received = events(response.aiter_bytes())
             while True:
-                with self._errors():
+                with self._errors(limit):
                     async with asyncio.timeout(self._remote.timeout):
                         event = await self._next_event(received)
                 if event is None:
@@ -176,7 +191,7 @@ class Server:
         return EngineError(f"{self.name} failed: {self._message(event)}")
 
     @contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _errors(self, limit: float) -> Iterator[None]:
         """Raise EngineError, which never has the API key, for everything that can go wrong in a request.
 
         Transports are foreign code: their cancellations and exits must not end the task that reads the reply.
@@ -186,12 +201,14 @@ class Server:
         except (EngineError, ConfigurationError):
             raise
         except (httpx.ReadTimeout, TimeoutError):
-            patience = f"{self._remote.timeout:g} s" if self._remote.timeout is not None else "its limit"
-            raise _UnavailableError(f"{self.name} timed out: it sent nothing of a reply for {patience}") from None
+            patience = f"{limit:g} s" if limit < math.inf else "its limit"
+            failure = _UnavailableError(f"{self.name} timed out: it sent nothing of a reply for {patience}")
+            failure.has_timed_out = True
+            raise failure from None
         except httpx.HTTPError as error:
-            if "location header" in str(error):  # httpx reads the address of a redirect, of which it may quote a part
+            if "location header" in describe(error):  # httpx reads the address of a redirect, and may quote it
                 raise ConfigurationError(f"{self.name} redirects to an invalid address") from None
-            raise _UnavailableError(f"{self.name} cannot be reached: {self.without_key(_describe(error))}") from None
+            raise _UnavailableError(f"{self.name} cannot be reached: {self.without_key(describe(error))}") from None
         except (ValueError, RecursionError) as error:
             reason = str(error) if isinstance(error, LineTooLongError) else "something that is not JSON"
             raise EngineError(f"{self.name} sent {reason}") from None
@@ -201,7 +218,7 @@ class Server:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
-            raise EngineError(f"{self.name} failed: {self.without_key(_describe(error))}") from None
+            raise EngineError(f"{self.name} failed: {self.without_key(describe(error))}") from None
 
     def _check(self, response: httpx.Response, content: bytes) -> None:
         status = response.status_code
@@ -247,7 +264,9 @@ class Server:
 
     def without_key(self, text: str) -> str:
         """A server's text without the API key, which some servers repeat in their errors."""
-        return text.replace(self._key, "<API key>") if self._key else text
+        for spelling in self._spellings:
+            text = text.replace(spelling, "<API key>")
+        return text
 
 
 def check_key(key: str | None, name: str) -> str | None:
@@ -263,6 +282,13 @@ def check_key(key: str | None, name: str) -> str | None:
     return stripped or None
 
 
+def _spellings(key: str) -> list[str]:
+    """A key as a server or a library may quote it: as it is, as in Python, JSON, an address or HTML; longest first."""
+    in_python = key.replace("\\", "\\\\")
+    quoted = {in_python, in_python.replace("'", "\\'"), json.dumps(key)[1:-1], quote(key), quote(key, safe="")}
+    return sorted({key, *quoted, html.escape(key), html.escape(key, quote=False)}, key=len, reverse=True)
+
+
 def _without_secrets(url: str) -> str:
     """An address without a user's name, password or query, which may be secret."""
     try:
@@ -270,10 +296,6 @@ def _without_secrets(url: str) -> str:
     except ValueError:
         return "an invalid address"
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-
-
-def _describe(error: BaseException) -> str:
-    return str(error) or type(error).__name__
 
 
 def _is_empty(event: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lookahead_agent.engines.shared_draft import Ids, checksum, open_buffer
-from lookahead_agent.system.interpolation import cost_at
+from lookahead_agent.system.passes import cost_at, tokens_per_pass
 
 BUFFER = "lookahead_shared_draft"  # key in vLLM's `additional_config`: the path of the buffer's file
 COSTS = "lookahead_pass_costs"  # another key there: the cost of a pass by its number of tokens, as pairs
@@ -128,8 +128,7 @@ def _match_elsewhere(written: Ids, lines: Sequence[ReadLine], limit: int) -> lis
 class DraftLength:
     """Chooses how many draft tokens per reply pay, at most `limit`, from pass costs and the acceptance rate.
 
-    With k draft tokens that are each accepted with probability p, a pass gains (1-p^(k+1))/(1-p) tokens. It costs as
-    much as a batch of k+1 tokens for each reply.
+    With k draft tokens, a pass yields `tokens_per_pass`. It costs as much as a batch of k+1 tokens for each reply.
     """
 
     _MEMORY = 64.0  # draft tokens that are remembered: older counts decay
@@ -158,8 +157,7 @@ class DraftLength:
         """The number of draft tokens for each of `replies` concurrent replies; 0 if none pay, except for trials."""
         p = min(self.acceptance_rate, 0.999)
         gains = [
-            (1 - p ** (count + 1)) / (1 - p) / cost_at(self._costs, replies * (count + 1))
-            for count in range(self._limit + 1)
+            tokens_per_pass(count, p) / cost_at(self._costs, replies * (count + 1)) for count in range(self._limit + 1)
         ]
         count = int(np.argmax(gains))
         self._skipped_passes = 0 if count or self._skipped_passes >= self._TRIAL_INTERVAL else self._skipped_passes + 1

@@ -24,6 +24,7 @@ from lookahead_agent.engines.processes import (
     socket_folder,
 )
 from lookahead_agent.errors import ConfigurationError, EngineError
+from lookahead_agent.system.background import describe
 
 _PROGRAM = "import runpy; runpy.run_module('lookahead_agent.engines.worker_main', run_name='__main__', alter_sys=True)"
 _MAX_IDLE = 2  # starters without engines, half a gigabyte each, that `keep_starters` keeps
@@ -87,14 +88,19 @@ class EngineProcess:
         try:
             content = pickle.dumps((_module_path(), job))
         except Exception as error:  # a class of the user's, which may raise anything
-            raise ConfigurationError(f"the engine's arguments cannot be sent to its process: {error}") from error
+            raise ConfigurationError(
+                f"the engine's arguments cannot be sent to its process: {describe(error)}"
+            ) from error
         self._pid: Future[int | None] = Future()
         self._code: Future[int] = Future()
         self._is_given_up = False
+        self._starter: _Starter | None = None
         answer, answer_writing = os.pipe()
         end, end_writing = os.pipe()
         self._answer, ended = os.fdopen(answer, "rb"), os.fdopen(end, encoding="ascii")
         try:
+            # First, since nobody would end an engine that a failure after its start left.
+            threading.Thread(target=self._follow, args=(ended,), name="engine process", daemon=True).start()
             # A file, since a pipe's reader may be busy with imports.
             with tempfile.TemporaryFile() as file, _lock:
                 file.write(content)
@@ -103,16 +109,15 @@ class EngineProcess:
                     raise EngineError("the process is shutting down")
                 self._starter = _starter(environment, program)
                 self._starter.engines.add(self)
-                _starting.add(self)
                 self._starter.fork(file.fileno(), answer_writing, end_writing)
+                _starting.add(self)
         except BaseException:
             self._answer.close()
-            ended.close()
+            self.finish_start(failed=True)
             raise
         finally:
             os.close(answer_writing)
             os.close(end_writing)
-        threading.Thread(target=self._follow, args=(ended,), name="engine process", daemon=True).start()
 
     @property
     def pid(self) -> int | None:
@@ -182,7 +187,8 @@ class EngineProcess:
 
     def _leave_starter(self) -> None:
         with _lock:
-            self._starter.engines.discard(self)
+            if self._starter is not None:
+                self._starter.engines.discard(self)
             _end_idle_starters()
 
 

@@ -1,15 +1,15 @@
 """The configuration of a vLLM engine, including its token speculation; vLLM itself is not imported."""
 
-import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from lookahead_agent.engines.model_files import read_config, read_count
 from lookahead_agent.engines.shared_draft_proposer import PATH
 from lookahead_agent.errors import ConfigurationError, MissingExtraError
 from lookahead_agent.system.machine import available_cores
@@ -62,8 +62,11 @@ def runs_on_cpu() -> bool:
     return True
 
 
-def process_environment(config: VLLMConfig) -> dict[str, str]:
-    """Environment variables of an engine's starter, which vLLM and other libraries read at import."""
+def process_environment(config: VLLMConfig, cores: Sequence[int]) -> dict[str, str]:
+    """Environment variables of an engine's starter, which vLLM and other libraries read at import.
+
+    `cores` are the engine's `worker_cores`.
+    """
     if not runs_on_cpu():
         return {name: value for name, value in _gpu_environment(config).items() if name not in os.environ}
     from lookahead_agent.cpu import ENTRY_POINT, VARIABLE
@@ -74,7 +77,7 @@ def process_environment(config: VLLMConfig) -> dict[str, str]:
     if engine_arguments(config)["enforce_eager"] and "TORCHDYNAMO_DISABLE" not in os.environ:
         # In eager mode, torch would compile only a helper for log-probabilities: it takes seconds and gains nothing.
         variables["TORCHDYNAMO_DISABLE"] = "1"
-    if worker_cores(config) and (openmp := _openmp()) is not None:
+    if cores and (openmp := _openmp()) is not None:
         variables["LD_PRELOAD"] = str(openmp)  # as vLLM does for its worker
     return variables
 
@@ -129,9 +132,8 @@ def _gpu_environment(config: VLLMConfig) -> dict[str, str]:
 
 def _attends_without_splits(model: Path) -> bool:
     """Whether attention can keep every core busy without splitting sums: split sums depend on threads and batch."""
-    config = _model_config(model)
-    heads = config.get("num_key_value_heads") or config.get("num_attention_heads") or 0
-    return len(available_cores()) <= int(heads)
+    config, heads = read_config(model), ("num_key_value_heads", "num_attention_heads")
+    return any(config.get(name) for name in heads) and len(available_cores()) <= read_count(config, *heads)
 
 
 def engine_arguments(config: VLLMConfig) -> dict[str, Any]:
@@ -178,12 +180,8 @@ def without_folders(value: Any) -> Any:
 
 def read_trained_context(model: Path) -> int:
     """The context length in tokens for which a model was trained, from the configuration in its folder."""
-    return int(_model_config(model).get("max_position_embeddings") or CPU_CONTEXT)
-
-
-def _model_config(model: Path) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    return config
+    config, name = read_config(model), "max_position_embeddings"
+    return read_count(config, name) if config.get(name) is not None else CPU_CONTEXT
 
 
 def as_arguments(arguments: Mapping[str, Any] | None) -> tuple[tuple[str, Any], ...]:

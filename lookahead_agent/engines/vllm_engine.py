@@ -54,8 +54,9 @@ class VLLMEngine:
             with ExitStack() as starting:
                 if not vllm_config.runs_on_cpu():
                     starting.enter_context(_memory_lock)
-                environment = vllm_config.process_environment(config)
-                process = EngineProcess(_job(config, self._shared_draft), environment)
+                cores = vllm_config.worker_cores(config)
+                environment = vllm_config.process_environment(config, cores)
+                process = EngineProcess(_job(config, self._shared_draft, cores), environment)
                 if "kv_cache_memory_bytes" in dict(config.arguments):
                     starting.close()
                 # Meanwhile, in this process:
@@ -226,7 +227,7 @@ class VLLMEngine:
             await asyncio.wait(tasks)
 
 
-def _job(config: VLLMConfig, shared_draft: SharedDraftBuffer | None) -> dict[str, Any]:
+def _job(config: VLLMConfig, shared_draft: SharedDraftBuffer | None, worker_cores: list[int]) -> dict[str, Any]:
     """The arguments of `worker_main`."""
     arguments = vllm_config.engine_arguments(config)
     if shared_draft is not None:
@@ -235,7 +236,7 @@ def _job(config: VLLMConfig, shared_draft: SharedDraftBuffer | None) -> dict[str
         "arguments": arguments,
         "on_cpu": vllm_config.runs_on_cpu(),
         "variables": vllm_config.engine_environment(config),
-        "worker_cores": vllm_config.worker_cores(config),
+        "worker_cores": worker_cores,
     }
 
 

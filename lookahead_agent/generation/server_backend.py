@@ -228,7 +228,7 @@ def _parse_chunk(data: str) -> list[GenerateEvent]:
             parsed += [TextDelta("answer", text) for text in [delta.get("content")] if text]
         if (event := chunk.get("lookahead")) is not None:
             parsed.append(event_from_json(event))
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise EngineError(f"the server of `lookahead-agent up` sent no event of this version: {error!r}") from error
     return parsed
 

@@ -4,7 +4,6 @@ Nothing is measured before the first reply. The tables are measurements of two-c
 """
 
 import os
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -170,13 +169,3 @@ def _first(
                 row = next((row for least, row in rows.items() if rate >= least), _MINIMAL)
                 return Configuration(method, kernel, draft_kernel, row if kernel in defaults.speculating else _MINIMAL)
     return None
-
-
-def tokens_per_pass(draft_tokens: int, rate: float) -> float:
-    """Expected tokens of a forward pass; `rate` < 1 is the acceptance rate of a draft token after accepted ones."""
-    return (1 - rate ** (draft_tokens + 1)) / (1 - rate)
-
-
-def acceptance_rate_of(tokens: float, draft_tokens: int) -> float:
-    """The acceptance rate at which a forward pass yields `tokens` tokens: the inverse of `tokens_per_pass`."""
-    return bisect_left(range(99_000_000), tokens, key=lambda rate: tokens_per_pass(draft_tokens, rate / 1e8)) / 1e8

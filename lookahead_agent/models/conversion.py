@@ -7,7 +7,6 @@ vLLM loads on GPUs. Both have the same symmetric weights per output channel, and
 
 import errno
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lookahead_agent.cpu import LAYOUT
+from lookahead_agent.engines.model_files import read_config
 from lookahead_agent.errors import ConversionError, DiskSpaceError
 from lookahead_agent.models.cache import GGUF, create_once, damage, require_disk_space
 from lookahead_agent.system.files import cache_dir
@@ -65,7 +65,7 @@ def damage_to(folder: Path, form: WeightForm) -> str | None:
     """The damage to a converted folder; a layout of another version counts, as `int8` weights would be misread."""
     if (problem := damage(folder, weights="wanted")) is not None or form != "int8":
         return problem
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("quantization_config")
+    config = read_config(folder).get("quantization_config")
     layout = config.get("layout") if isinstance(config, dict) else None
     return None if layout == LAYOUT else "another version of this library wrote its weights in another layout"
 
@@ -77,7 +77,7 @@ def write_metadata(gguf: Path, folder: Path, name: str, progress: Progress) -> N
 
 def is_quantized(model: Path) -> bool:
     """Whether the model's configuration declares quantized weights."""
-    return "quantization_config" in json.loads((model / "config.json").read_text(encoding="utf-8"))
+    return "quantization_config" in read_config(model)
 
 
 def _fingerprint(model: Path) -> str:

@@ -12,7 +12,7 @@ from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.shared_draft_proposer import COSTS
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.engines.vllm_config import read_trained_context, speculates_by_draft_model, speculative_config
-from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.errors import ConfigurationError, IntegrityError
 from lookahead_agent.hardware.choice import (
     ACCEPTANCE_RATE,
     Configuration,
@@ -257,7 +257,7 @@ def _bf16_bytes(folder: Path) -> int:
     """Bytes of a model in bf16, whatever its files contain; for an unknown architecture, bytes of its files."""
     try:
         return weight_bytes(folder, {"load_format": "dummy"})
-    except KeyError:
+    except IntegrityError:
         return weight_bytes(folder, {})
 
 

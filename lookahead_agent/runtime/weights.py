@@ -1,12 +1,12 @@
 """A model's weights in the form that an engine loads, and the division of a GPU's memory among engines."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from lookahead_agent.cpu import INT8
+from lookahead_agent.engines.model_files import read_config, read_count
 from lookahead_agent.engines.vllm_config import runs_on_cpu
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.hardware.choice import WITH_AVX2, WITH_DOT_PRODUCTS, WITHOUT_INT8, CPUDefaults, Kernel, defaults_of
@@ -132,8 +132,8 @@ def weight_bytes(folder: Path, arguments: Mapping[str, Any]) -> int:
 def kv_cache_bytes_per_token(folder: Path, arguments: Mapping[str, Any]) -> int:
     """Bytes per token of an engine's keys and values on each of its GPUs."""
     config = _text_config(folder)
-    heads = config.get("num_key_value_heads") or config["num_attention_heads"]
-    size = 2 * config["num_hidden_layers"] * heads * _head_size(config)
+    heads = read_count(config, "num_key_value_heads", "num_attention_heads")
+    size = 2 * read_count(config, "num_hidden_layers") * heads * _head_size(config)
     trained_dtype = config.get("torch_dtype") or config.get("dtype")
     dtype = str(arguments.get("kv_cache_dtype", arguments.get("dtype", trained_dtype)))
     value_bytes = next((number for name, number in _BYTES_PER_VALUE.items() if name in dtype), 2)
@@ -148,17 +148,23 @@ def _draft_folders(arguments: Mapping[str, Any]) -> list[Path]:
 
 
 def _text_config(folder: Path) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return config.get("text_config") or config
+    config = read_config(folder)
+    inner = config.get("text_config")
+    return inner if inner and isinstance(inner, dict) else config
 
 
 def _head_size(config: Mapping[str, Any]) -> int:
-    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+    if config.get("head_dim") is not None:
+        return read_count(config, "head_dim")
+    return read_count(config, "hidden_size") // read_count(config, "num_attention_heads")
 
 
 def _parameter_count(config: Mapping[str, Any]) -> int:
     """The number of weights of a dense decoder."""
-    hidden, heads = config["hidden_size"], config["num_attention_heads"]
-    attention = 2 * hidden * _head_size(config) * (heads + (config.get("num_key_value_heads") or heads))
-    layers = config["num_hidden_layers"] * (attention + 3 * hidden * config["intermediate_size"])
-    return int(layers + hidden * config["vocab_size"] * (1 if config.get("tie_word_embeddings") else 2))
+    hidden, heads = read_count(config, "hidden_size"), read_count(config, "num_attention_heads")
+    kv_heads = read_count(config, "num_key_value_heads", "num_attention_heads")
+    attention = 2 * hidden * _head_size(config) * (heads + kv_heads)
+    layers = read_count(config, "num_hidden_layers") * (
+        attention + 3 * hidden * read_count(config, "intermediate_size")
+    )
+    return layers + hidden * read_count(config, "vocab_size") * (1 if config.get("tie_word_embeddings") else 2)

@@ -1,4 +1,8 @@
-"""Checks the head of a request before the application reads it."""
+"""Checks the head of a request before the application reads it.
+
+Starlette's `TrustedHostMiddleware` would refuse IP addresses and requests without `Host`, and its error is not one of
+OpenAI's protocol that says how to allow the name.
+"""
 
 import ipaddress
 import re

@@ -1,1 +1,1 @@
-"""Plain helpers below every other package: files, the machine, event loops and threads, texts, numbers."""
+"""Plain helpers below every other package: files, the machine, event loops and threads, texts, progress, passes."""

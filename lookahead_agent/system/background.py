@@ -294,7 +294,10 @@ def is_cancelled() -> bool:
 
 def describe(error: BaseException) -> str:
     """Describe a foreign error in a line; an exception that is meant to end the program names its type."""
-    text = str(error)
+    try:
+        text = str(error)
+    except BaseException:  # a foreign class may raise anything here too
+        text = ""
     if isinstance(error, Exception) and text:
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -131,7 +131,7 @@ class RemoteEmbedder(_BatchingEmbedder):
         try:
             vectors = [entry["embedding"] for entry in sorted(answer["data"], key=lambda entry: entry["index"])]
             return [_cosine(vectors[index], vectors[index + 1]) for index in range(0, len(texts), 2)]
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, ArithmeticError) as error:
             raise EngineError("the embedding model's server does not answer like OpenAI's /embeddings") from error
 
 

@@ -130,8 +130,8 @@ class RemoteJudge:
         answer = await self._ask(body, cache_salt)
         try:
             top: list[dict[str, Any]] = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
-            return _by_text((entry["token"], entry["logprob"]) for entry in top)
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+            return _by_text((str(entry["token"]), entry["logprob"]) for entry in top)
+        except (ValueError, LookupError, TypeError, ArithmeticError) as error:
             raise EngineError("the judge's server gave no log-probabilities") from error
 
     async def _ask(self, body: Mapping[str, Any], cache_salt: str | None) -> Any:

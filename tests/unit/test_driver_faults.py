@@ -250,8 +250,16 @@ def test_any_fault_leaves_a_complete_reply_and_no_request(case: Case) -> None:
     hold_guarantees(case)
 
 
+class UnprintableError(Exception):
+    """An error of foreign code that cannot be described."""
+
+    def __str__(self) -> str:
+        raise SystemExit("no text")
+
+
 FOREIGN = [
     RuntimeError("broken"),
+    UnprintableError(),
     SystemExit("bye"),
     KeyboardInterrupt(),
     asyncio.CancelledError(),

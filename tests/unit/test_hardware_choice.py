@@ -16,11 +16,10 @@ from lookahead_agent.hardware.choice import (
     Configuration,
     CPUDefaults,
     SpeculationMethod,
-    acceptance_rate_of,
     choose_configuration,
     defaults_of,
-    tokens_per_pass,
 )
+from lookahead_agent.system.passes import acceptance_rate_of, tokens_per_pass
 
 METHODS: tuple[SpeculationMethod, ...] = ("none", "draft_model", "shared_draft")
 ALONE, DRAFTING = "none, target int8", "draft_model, target int8, draft int8"

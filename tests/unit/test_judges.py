@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import httpx
 import pytest
@@ -30,7 +31,10 @@ PAIR = StepPair(
 
 
 def judge_response(*probabilities: tuple[str, float]) -> httpx.Response:
-    entries = [{"token": word, "logprob": math.log(probability)} for word, probability in probabilities]
+    return answer_of(*({"token": word, "logprob": math.log(probability)} for word, probability in probabilities))
+
+
+def answer_of(*entries: object) -> httpx.Response:
     return httpx.Response(200, json={"choices": [{"logprobs": {"content": [{"top_logprobs": entries}]}}]})
 
 
@@ -95,6 +99,10 @@ async def test_the_lower_of_both_orders_decides(p_swapped: float, accepted: bool
     [
         (lambda _: httpx.Response(500, text="no memory"), "answered 500: no memory"),
         (lambda _: httpx.Response(200, json={"choices": []}), "no log-probabilities"),
+        *(
+            (partial(lambda entry, _: answer_of(entry), entry), "no log-probabilities")
+            for entry in ({"token": "yes", "logprob": 1e9}, {"token": "yes", "logprob": "x"}, {"logprob": 1}, 7, None)
+        ),
         (lambda _: httpx.Response(200, text="<html>"), "not JSON"),
         (lambda _: judge_response(("maybe", 0.9)), "neither yes nor no"),
     ],

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookahead_agent import ChatLookahead
+from lookahead_agent.engines.vllm_config import read_trained_context
 from lookahead_agent.errors import (
     ConfigurationError,
     ConversionError,
@@ -32,6 +33,7 @@ from lookahead_agent.models.cache import create_once, damage
 from lookahead_agent.models.catalogue import ModelFacts
 from lookahead_agent.models.conversion import run_child
 from lookahead_agent.models.resolve import choose_models, fetch, fetch_tokenizer
+from lookahead_agent.runtime.weights import kv_cache_bytes_per_token, weight_bytes
 from lookahead_agent.system.files import CACHE_VARIABLE, cache_dir
 from lookahead_agent.system.progress import LogProgress
 from lookahead_agent.testing import scripted_chat
@@ -214,6 +216,29 @@ def test_pipe_or_folder_in_place_of_a_file_is_damage(model: Path, name: str, mak
     (model / name).unlink(missing_ok=True)
     make(model / name)
     assert name in (damage(model) or "")
+
+
+READERS: list[tuple[str, Callable[[Path], object]]] = [
+    ("max_position_embeddings", read_trained_context),
+    *((name, lambda folder: kv_cache_bytes_per_token(folder, {})) for name in ("num_hidden_layers", "head_dim")),
+    *((name, lambda folder: weight_bytes(folder, {"load_format": "dummy"})) for name in ("hidden_size", "vocab_size")),
+]
+
+
+@pytest.mark.parametrize(("name", "read"), READERS)
+def test_a_configured_number_that_is_no_count_is_one_error(
+    model: Path, name: str, read: Callable[[Path], object]
+) -> None:
+    shape = "num_attention_heads", "num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size"
+    file = model / "config.json"
+    for value in ("x", -1, 0, True, [1], {"a": 1}, 1.5, float("inf"), float("nan"), 1 << 40):
+        file.write_text(json.dumps({**dict.fromkeys(shape, 8), name: value}))
+        with pytest.raises(IntegrityError, match=rf"{name} in config\.json is no positive whole number"):
+            read(model)
+    for content in (b"[1]", b"\xff", b"[" * 100_000, b""):
+        file.write_bytes(content)
+        with pytest.raises(IntegrityError, match=r"config\.json cannot be read"):
+            read(model)
 
 
 def test_a_held_lock_delays_nothing_that_is_complete_and_times_out(tmp_path: Path) -> None:

@@ -104,6 +104,29 @@ def test_an_engine_whose_starter_is_killed_has_ended() -> None:
     kill_processes(tree)
 
 
+@pytest.mark.parametrize("error", [OSError(109, "too many references"), KeyboardInterrupt()])
+@pytest.mark.parametrize("is_sent", [True, False])
+def test_a_start_that_fails_at_its_starter_leaves_no_process(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, is_sent: bool
+) -> None:
+    fork, starting = starter._Starter.fork, set(starter._starting)
+    used: list[starter._Starter] = []
+
+    def fail(each: starter._Starter, *descriptors: int) -> None:
+        used.append(each)
+        if is_sent:
+            fork(each, *descriptors)
+        raise error
+
+    monkeypatch.setattr(starter._Starter, "fork", fail)
+    with pytest.raises(type(error)):
+        EngineProcess(as_job(None), {}, SLEEP)
+    wait_for(lambda: not used[0].is_running)
+    assert not used[0].engines
+    assert used[0] not in starter._starters.values()
+    assert starter._starting <= starting
+
+
 def test_variables_that_an_import_sets_are_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_PLUGINS", "mine")
     before = dict(os.environ)

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import html
 import json
 import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -333,12 +337,19 @@ async def test_remote_embedder_batches_pairs_and_returns_cosine_similarities() -
     assert values == [pytest.approx(1.0), pytest.approx(0.5**0.5), 0.0]
     assert len(bodies) < len(pairs), "waiting pairs share a request"
     assert bodies[0]["model"] == "minilm"
-    bad = httpx.MockTransport(lambda _: httpx.Response(200, json={}))
-    with pytest.raises(EngineError, match="/embeddings"):
-        await RemoteEmbedder(RemoteModel("http://one/v1", "m"), bad).similarity("x", "y")
+    rows = [
+        None, 7, [], "xy", [{"index": 0, "embedding": [1.0]}], [{"index": 0, "embedding": [1.0]}, {"index": 1}],
+        *([{"index": place, "embedding": each} for place, each in enumerate(pair)] for pair in (
+            ([1.0], [1.0, 2.0]), (["x"], ["y"]), ([10**400], [1]), (7, 8),
+        )),
+    ]  # fmt: skip
+    for answer in rows:
+        bad = httpx.MockTransport(partial(lambda data, _: httpx.Response(200, json={"data": data}), answer))
+        with pytest.raises(EngineError, match="/embeddings"):
+            await RemoteEmbedder(RemoteModel("http://one/v1", "m"), bad).similarity("x", "y")
 
 
-KEY = "sk-SECRET.7/+=~"
+KEY = "sk-SECRET.7/+=~<'\\&"
 
 
 async def outcome(respond: Callable[[httpx.Request], httpx.Response], tokenizer: HFTokenizer, **remote: Any) -> str:
@@ -379,10 +390,18 @@ def event_of(**choice: Any) -> str:
 FAILURES: dict[str, tuple[Any, str]] = {
     "an echo of the key": (httpx.Response(401, json={"error": {"message": f"Incorrect key {KEY}"}}), "<API key>"),
     "an echo in a text": (httpx.Response(500, text=f"no {KEY} " * 99), "<API key>"),
+    "an echo in a server's only model": (
+        httpx.Response(200, json={"data": [{"id": KEY}], "choices": [{"prompt_token_ids": [7], "token_ids": [7]}]}),
+        "name the tokenizer of '<API key>'",
+    ),
+    "an echo in Python's notation": (httpx.Response(400, json={"detail": [{"msg": f"no {KEY}"}]}), "no <API key>"),
+    "an echo in HTML": (httpx.Response(500, text=f"<p>{html.escape(KEY)}</p>"), "<p><API key></p>"),
+    "an echo in an address": (httpx.Response(500, text=f"/?key={quote(KEY, safe='')}"), "?key=<API key>"),
+    "a transport's error with bytes": (httpx.LocalProtocolError(f"Illegal header {KEY.encode()!r}"), "<API key>"),
     "an echo in a model's name": (httpx.Response(200, json={"data": [{"id": KEY}, {"id": "b"}]}), "<API key>"),
     "a transport's error": (RuntimeError(f"header Bearer {KEY}"), "<API key>"),
     "a transport's HTTP error": (httpx.LocalProtocolError(f"Illegal header b'{KEY}'"), "<API key>"),
-    "a transport that exits": (SystemExit(f"bad {KEY}"), "failed: bad <API key>"),
+    "a transport that exits": (SystemExit(f"bad {KEY}"), "failed: SystemExit: bad <API key>"),
     "a transport that is cancelled": (asyncio.CancelledError(), "failed: CancelledError"),
     "models that are no list": (httpx.Response(200, json={"data": 7}), "no model"),
     "models of other types": (httpx.Response(200, json={"data": [None, 3, {"id": [1]}, {}]}), "no model"),
@@ -412,6 +431,11 @@ async def test_no_error_of_a_server_has_the_key_and_each_says_what_happened(toke
 
 
 STREAM_FAILURES: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
+    "a compressed reply": (
+        gzip.compress(event_of(token_ids=[2]).encode()),
+        {"headers": {"Content-Encoding": "gzip"}},
+        "sent a compressed response (200)",
+    ),
     "an aborted reply": (event_of(finish_reason="abort"), {}, "finish_reason 'abort'"),
     "a failed reply": (event_of(finish_reason="error", message=f"out of memory {KEY}"), {}, "'error': out of memory"),
     "vLLM's older error": ('data: {"object": "error", "message": "no memory", "code": 500}\n\n', {}, "no memory"),
@@ -435,6 +459,13 @@ async def test_a_stream_that_fails_raises_one_error_with_the_reason(tokenizer: H
     shown = await outcome(ends_badly(tokenizer, body, **fields), tokenizer)
     assert message in shown
     assert "SECRET" not in shown
+
+
+async def test_a_reason_of_a_server_has_no_key_and_a_bound(tokenizer: HFTokenizer) -> None:
+    respond = ends_badly(tokenizer, event_of(token_ids=[2], finish_reason=f"no {KEY} {'x' * 999}"))
+    remote = RemoteModel("http://one/v1", "model", KEY)
+    (delta,) = await deltas(OpenAIEngine(remote, tokenizer, transport=Fleet(one=respond)), "?")
+    assert delta.finish_reason == f"no <API key> {'x' * 999}"[:500]
 
 
 @pytest.mark.parametrize("key", ["\nKEY", "KEY \t\r\n", "KEY"])
@@ -480,6 +511,21 @@ def test_empty_events_are_no_sign_of_life(tokenizer: HFTokenizer, event: str) ->
     asyncio.run(engine.connect())
     with pytest.raises(EngineError, match="the target at http://one/v1 timed out: it sent nothing of a reply for 30 s"):
         run_in_virtual_time(text(engine))
+
+
+def test_a_server_that_says_nothing_fails_the_start_once(tokenizer: HFTokenizer) -> None:
+    requests: list[str] = []
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        requests.append(request.url.path)
+        return httpx.Response(200, stream=Silent(": keep-alive\n\n"))
+
+    engine = OpenAIEngine(RemoteModel("http://one/v1", "model"), tokenizer, transport=Fleet(one=respond))
+    with pytest.raises(EngineStartError, match="timed out: it sent nothing of a reply for 30 s"):
+        run_in_virtual_time(engine.connect())
+    with pytest.raises(EngineError, match="timed out: it sent nothing of a reply for 120 s"):
+        run_in_virtual_time(engine._probe({"prompt": "a"}))
+    assert requests == ["/v1/models", "/v1/completions"], "a further attempt would hang as long"
 
 
 async def test_an_engine_on_a_server_works_in_a_forked_child(tokenizer: HFTokenizer) -> None:

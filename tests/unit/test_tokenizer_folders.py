@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2.exceptions import SecurityError
+from jinja2.sandbox import SandboxedEnvironment
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from lookahead_agent.engines import tokenizer as module
 from lookahead_agent.engines.chat_template import TemplateLimitError, within
 from lookahead_agent.engines.counting_tokenizer import load_counting_tokenizer
+from lookahead_agent.engines.template_sandbox import BoundedEnvironment
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.errors import ConfigurationError, IntegrityError, ModelNotFoundError
 from lookahead_agent.models import conversion
@@ -61,6 +64,55 @@ def test_hostile_template_is_one_error(folder: Path, template: str, message: str
     (folder / "chat_template.jinja").write_text(template)
     with pytest.raises(ConfigurationError, match=message):
         HFTokenizer(folder).chat_prompt([{"role": "user", "content": "a"}])
+
+
+NESTED = "{% set ns = namespace(x=[1]) %}{% for _ in range(40) %}{% set ns.x = VALUE %}{% endfor %}{{ ns.x ~ 'a' }}"
+UNBOUNDED = [
+    *(f"{{{{ ('%' ~ '9999999' ~ '99d') {use} }}}}" for use in ("% 1", "| format(1)", "| replace('%', '%1') % 1")),
+    *(f"{{{{ ('{{:' ~ '9999999' ~ '99}}'){use} }}}}" for use in (".format(1)", ".format_map({})")),
+    "{{ '{:{w}}'.format(1, w='9' * 9) }}",
+    *(f"{{{{ 'x'.{name}(('9999999' ~ '99') | int) }}}}" for name in ("ljust", "rjust", "center", "zfill")),
+    *(f"{{{{ 'x\t' {use} }}}}" for use in (".expandtabs(99999999)", "| center(99999999)", "| indent(99999999)")),
+    "{{ [1] | batch(99999999) | list }}",
+    "{{ [1] | slice(99999999) | list }}",
+    "{{ [1] | tojson(indent=99999999) }}",
+    "{{ 5 | round(-99999999) }}",
+    "{{ (1).to_bytes(99999999) }}",
+    "{{ ('f' * 999999) | int(0, 16) }}",
+    "{% set a = 'x' * 99999 %}{{ a.replace('x', a) }}",
+    "{% set a = 'x' * 99999 %}{{ a | replace('x', a) }}",
+    "{% set a = 'x' * 99999 %}{{ a.join(a) }}",
+    "{% set a = 'x' * 99999 %}{{ a | join(a) }}",
+    "{{ ('x' * 99999).translate({120: 'x' * 99999}) }}",
+    "{% set a = ['x' * 99999] * 9999 %}{{ a | join }}",
+    "{% set a = [[1] * 99] * 99 %}{{ a | sum(start=[]) | length }}",
+    *(NESTED.replace("VALUE", "[ns.x, ns.x]").replace("ns.x ~ 'a'", f"ns.x{use}") for use in ("", "|tojson", "==1")),
+    *(NESTED.replace("VALUE", value) for value in ("(ns.x, ns.x)", "{1: ns.x, 2: ns.x}", "dict(a=ns.x, b=ns.x)")),
+    *(NESTED.replace("VALUE", value) for value in ("[ns.x] + [ns.x]", "[ns.x] * 2", "namespace(a=ns.x, b=ns.x)")),
+]
+
+
+@pytest.mark.parametrize("template", UNBOUNDED)
+def test_no_single_operation_of_a_template_is_without_a_bound(template: str) -> None:
+    environment = BoundedEnvironment()
+    environment.filters["tojson"] = lambda value, **options: json.dumps(value, **options)
+    with pytest.raises(SecurityError, match="without a bound"):
+        environment.from_string(template).render()
+
+
+def test_bounds_change_no_template_within_them() -> None:
+    template = (
+        "{% macro show(n) %}<{{ n }}>{% endmacro %}{% set ns = namespace(all=[]) %}"
+        "{% for a, b in [(1, 'x'), (12345678901, [3, {'k': none}])] %}{% set c, d = a, (b, b) %}"
+        "{{ show(a) }}{{ a | string | length }}{{ d }}{{ '%s-%02d' | format(b, 3) }}{{ {'a': c}.get('a') }}"
+        "{{ 'abc'.replace('b', 'xx') ~ ','.join(['1', '2']) ~ '{} {:>4}'.format(a, 'z') ~ 'a\nb' | indent(2) }}"
+        "{% set ns.all = ns.all + [a] %}{{ 'z' * 3 + 'a' if 7 % 4 == 3 }}{{ ('y%s' % a).split('y')[1:] }}"
+        "{% endfor %}{{ ns.all | map('string') | join('+') }}{{ m | selectattr('role', 'equalto', 'user') | list }}"
+        "{{ m | map(attribute='content') | join('\n') | trim | replace('a', 'b') }}{{ {'k': 2, 'j': 1} | dictsort }}"
+    )
+    messages = [{"role": "user", "content": "a" * 9999}] * 200
+    texts = [each().from_string(template).render(m=messages) for each in (BoundedEnvironment, SandboxedEnvironment)]
+    assert texts[0] == texts[1]
 
 
 def test_template_without_an_end_times_out_and_others_do_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,14 +46,17 @@ def test_a_single_eager_worker_is_forked_with_a_thread_for_each_core(
     def configured(cores: str | None = "0-1,4", **arguments: Any) -> VLLMConfig:
         return VLLMConfig(model, cores, as_arguments(arguments))
 
+    def environment(config: VLLMConfig) -> dict[str, str]:
+        return process_environment(config, worker_cores(config))
+
     assert worker_cores(configured()) == [0, 1, 4]
-    assert Path(process_environment(configured())["LD_PRELOAD"]).is_file()
+    assert Path(environment(configured())["LD_PRELOAD"]).is_file()
     assert engine_environment(configured())["VLLM_CPU_OMP_THREADS_BIND"] == "0-1,4"
-    assert process_environment(configured()) == process_environment(configured("5")), "they have the same starter"
+    assert environment(configured()) == environment(configured("5")), "they have the same starter"
     assert not any(map(worker_cores, map(configured, (None, "auto", "0|1"))))
     for arguments in ({"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}, {"enforce_eager": False}):
         assert worker_cores(configured(**arguments)) == []
-        assert "LD_PRELOAD" not in process_environment(configured(**arguments))
+        assert "LD_PRELOAD" not in environment(configured(**arguments))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert worker_cores(configured()) == [], "the user's own setting stays"
     assert os.environ["OMP_NUM_THREADS"] == "1"
