@@ -118,7 +118,7 @@ def test_words_of_failed_calls_are_in_a_prompt_once_and_the_arguments_follow_the
     for number, (statement, text, status) in enumerate(made):
         made_call = {"name": "sql", "args": {"statement": statement}, "id": str(number), "type": "tool_call"}
         text += explanation if status == "error" else ""
-        messages += [AIMessage("", tool_calls=[made_call]), ToolMessage(text, tool_call_id=str(number), status=status)]  # type: ignore[arg-type]
+        messages += [AIMessage("", tool_calls=[made_call]), ToolMessage(text, tool_call_id=str(number), status=status)]
     blocks = (
         '[1] sql(statement="SELECT 1")\n1\n\n'
         '[2] sql(statement="SELECT a") failed\nsql(statement="SELECT b") failed\nno such column'

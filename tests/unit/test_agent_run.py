@@ -168,10 +168,17 @@ def test_run_says_why_it_has_no_draft_steps_and_what_made_it_fast(replies: list[
 
 
 def test_node_table_has_rows_for_the_time_of_tools_and_of_the_graph() -> None:
-    row = {"path": "model", "step": 1, "policy": "off", "steps": 0, "accepted": 0, "target_forward_passes": 1}
+    row: dict[str, Any] = {
+        "path": "model",
+        "step": 1,
+        "policy": "off",
+        "steps": 0,
+        "accepted": 0,
+        "target_forward_passes": 1,
+    }
     reply = row | {"type": "reply", "prompt_tokens": {"target": {"total": 3, "cached": 0}}, "usage": None}
     seconds = {"total": 2.0, "prompt": 0.5, "writing": 1.5, "waiting": 0.0}
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"type": "trace"},
         reply | {"at": 8.0, "seconds": seconds},
         {"type": "tool", "path": "tools", "step": 2, "started": 8.5, "seconds": 3.0},

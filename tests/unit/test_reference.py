@@ -43,7 +43,7 @@ def test_function_of_a_template_shows_its_signature_and_help(name: str) -> None:
     parameters = inspect.signature(build).parameters
     assert [*parameters][:3] == ["llm", "tools", "checkpointer"]
     assert not any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in parameters.values())
-    assert f"build_{name}(llm: " in pydoc.render_doc(build, renderer=pydoc.plaintext)
+    assert f"build_{name}(llm: " in pydoc.plain(pydoc.render_doc(build))
     assert f"build_{name}" in dir(templates)
     with pytest.raises(AttributeError, match="build_other"):
         templates.__getattr__("build_other")
