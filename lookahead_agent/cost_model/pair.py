@@ -46,7 +46,7 @@ class Pair:
     _: KW_ONLY
     dummy_weights: bool  # whether weights are made up, so that only configurations and tokenizers are fetched
     engine_args: Mapping[str, Any]  # arguments of both engines
-    precision: Precision | None  # of the target's weights: see `chosen_kernels`
+    precision: Precision | None  # of the target's weights: see `choose_kernels`
     draft_precision: Precision | None  # of the draft's
     progress: Progress
     kv_cache_tokens: int | None = None  # of each engine's KV cache on a GPU; None: a share of the GPU's memory

@@ -254,7 +254,7 @@ def _panel(tile: Any, least: int, size: int, rows: int, panel: Any) -> Any:
     return larger_panel
 
 
-_round_token: Any = None  # these two are set for each instruction set, by `compiled_share`
+_round_token: Any = None  # these two are set for each instruction set, by `compile_share`
 _multiply_panel: Any = None
 
 

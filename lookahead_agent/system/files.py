@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import platformdirs
-
 from lookahead_agent.errors import ConfigurationError
 
 CACHE_VARIABLE = "LOOKAHEAD_AGENT_CACHE"
@@ -17,6 +15,8 @@ FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC if ha
 
 def cache_dir() -> Path:
     """The folder of fetched models: `$LOOKAHEAD_AGENT_CACHE`, else `lookahead-agent` in the user's cache folder."""
+    import platformdirs  # here, because the sandbox opens folders without packages
+
     chosen = os.environ.get(CACHE_VARIABLE)
     return user_folder(
         lambda: chosen or platformdirs.user_cache_dir("lookahead-agent"),

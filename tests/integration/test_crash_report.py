@@ -8,21 +8,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from langchain_core.messages import AIMessageChunk
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.engines import shared_draft
+from lookahead_agent.engines.vllm_engine import VLLMEngine
 from lookahead_agent.errors import EngineError
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.verifiers.judge import EngineJudge
-from tests.integration.conftest import TINY_ENGINE, engine_processes
+from tests.integration.conftest import TINY_ENGINE
 from tests.integration.tiny_models import make_pair
 from tests.waiting import wait_until
 
 QUESTION = "A two and three makes five apples?"
 CORE, WORKER = "VLLM::EngineCor", "VLLM::Worker"
 """Names of an engine's two processes; the kernel keeps fifteen characters."""
+OWN_ENGINE = TINY_ENGINE | {"max_model_len": 1024}
+"""Arguments of no other test: chat models with equal ones share their engines, and these are killed."""
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +51,9 @@ def llm(
         token_speculation="shared_draft",
         temperature=0,
         max_tokens=700,
-        engine_args=TINY_ENGINE,
-        draft_engine_args=TINY_ENGINE,
-        judge_engine_args=TINY_ENGINE,
+        engine_args=OWN_ENGINE,
+        draft_engine_args=OWN_ENGINE,
+        judge_engine_args=OWN_ENGINE,
         return_token_ids=True,
         use_daemon=False,
     ) as llm:
@@ -134,12 +138,18 @@ def test_killed_target_raises_one_clear_error_and_the_next_call_restarts_it(
     llm: ChatLookahead, target_tokens: list[int], shared_folder: Path
 ) -> None:
     engines = engines_of(llm)
-    before = engine_processes()
+    assert engines.draft is not None
+    assert isinstance(engines.judge, EngineJudge)
+    before: list[psutil.Process] = []
+    for engine in (engines.target, engines.draft, engines.judge.engine):
+        assert isinstance(engine, VLLMEngine)
+        before += engine.processes
     with pytest.raises(EngineError, match="killed") as raised:
         stream_and_kill(llm, engines.target, WORKER, "off")
     assert "kv_cache_memory_bytes" in str(raised.value)
     assert not llm.backend.healthy()
     assert tokens(llm.invoke(QUESTION, policy="off")) == target_tokens
     assert llm.backend.healthy()
-    assert not any(process.is_running() for process in before), "no process of the earlier engines is left"
+    _, alive = psutil.wait_procs(before, timeout=60)
+    assert not alive, "no process of the earlier engines is left"
     assert os.listdir(shared_folder) == []

@@ -230,7 +230,7 @@ def test_kernel_compiles_for_processors_that_this_one_is_not(
 ) -> None:
     code = (
         "import lookahead_agent.cpu.int8_kernel as kernel\n"
-        f"print(kernel.instruction_set(), kernel.compiled_share({name!r})._library.get_asm_str())"
+        f"print(kernel.instruction_set(), kernel.compile_share({name!r})._library.get_asm_str())"
     )
     environment = {**os.environ, "NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": feature}
     environment |= {"NUMBA_CACHE_DIR": str(tmp_path)}

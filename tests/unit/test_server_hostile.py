@@ -551,7 +551,7 @@ class Fuzz:
 
 
 @pytest.fixture(scope="module")
-def find_or_create(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     hosts = ["localhost", "models.example.com", "*.models.example.org"]
     with serve(tmp_path_factory.mktemp("server"), allowed_hosts=hosts, max_tokens=100, request_timeout=2) as server:
         yield server
