@@ -119,8 +119,15 @@ def test_target_and_draft_read_a_warmed_prompt_ahead(tiny_pair: tuple[Path, Path
         engines = llm.backend.running
         assert engines is not None
         assert engines.draft is not None
-        warmer = engines.warmer
-        background.run(wait_until(lambda: len(warmer.known) == 2 and warmer.prefill_task is None))
+        warmer, draft = engines.warmer, engines.draft
+
+        def read_by(engine: Engine) -> Sequence[int] | None:
+            decode = engine.tokenizer.decode
+            return next((ids for each, ids in warmer.known if each is engine and prefix[0].text in decode(ids)), None)
+
+        background.run(
+            wait_until(lambda: bool(read_by(engines.target) and read_by(draft)) and warmer.prefill_task is None)
+        )
         reply = llm.invoke([prefix[0], HumanMessage(" apples")])
         usage = reply.usage_metadata
         assert usage is not None
@@ -128,5 +135,6 @@ def test_target_and_draft_read_a_warmed_prompt_ahead(tiny_pair: tuple[Path, Path
         assert least > 100
         assert usage["input_token_details"]["cache_read"] >= least
         # A short reply ends before the draft's first token, so the draft is asked itself.
-        ids = next(ids for engine, ids in warmer.known if engine is engines.draft)
-        assert background.run(cached_tokens(engines.draft, ids)) >= least
+        ids = read_by(draft)
+        assert ids is not None
+        assert background.run(cached_tokens(draft, ids)) >= least
