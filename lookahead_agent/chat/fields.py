@@ -122,10 +122,14 @@ class EngineFields(BaseModel):
                     raise ConfigurationError(f"{key_field} is for a server: give its {url_field} too")
                 continue
             if not url.startswith(("http://", "https://")):
-                raise ConfigurationError(
-                    f"{url_field} is an http:// or https:// address up to and with /v1, not {url!r}"
-                )
-            if "@" in urlsplit(url).netloc:
+                scheme, separator, _ = url.partition("://")  # the rest may be a key in the wrong place
+                found = f", not {scheme}://" if separator else ""
+                raise ConfigurationError(f"{url_field} is an http:// or https:// address up to and with /v1{found}")
+            try:
+                host = urlsplit(url).netloc
+            except ValueError:
+                raise ConfigurationError(f"{url_field} is not a valid address: check its host") from None
+            if "@" in host:
                 raise ConfigurationError(
                     f"{url_field} has a user name or a password, which messages would show: give {key_field}"
                 )

@@ -467,6 +467,9 @@ def test_fields_of_remote_models_are_checked_by_the_constructor() -> None:
     for fields, message in (
         ({"base_url": "target:8000"}, "http://"),
         ({"base_url": "ftp://target/v1"}, "ftp://"),
+        ({"base_url": "a-key-in-the-wrong-place"}, r"with /v1\Z"),
+        ({"base_url": "http://[::1/v1"}, "not a valid address"),
+        ({"base_url": "http://name:secret@target/v1"}, "give api_key"),
         ({"api_key": "secret"}, "base_url"),
         ({"draft_api_key": "secret", "base_url": url}, "draft_url"),
         ({"base_url": url, "token_speculation": "ngram"}, "--speculative-config"),
