@@ -11,12 +11,12 @@ from uuid import UUID
 import psutil
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import LLMResult
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, ValidationError
 
 from lookahead_agent.chat.messages import THINKING_KEY
 from lookahead_agent.decoding import acceptance_rate
 from lookahead_agent.decoding.request import STEP_EVENT
-from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.errors import ConfigurationError, validation_message
 from lookahead_agent.hardware.inventory import gpus, output_of, processor, version_of
 from lookahead_agent.policy import node_path
 from lookahead_agent.system.jsonl import Row
@@ -35,7 +35,13 @@ _SHARED_FIELDS = (
 SampleKey = tuple[int, str, str, str, int]  # block, task, configuration, problem, number of the sample
 
 
-class CallRecord(BaseModel):
+class _Record(BaseModel):
+    """Part of a row: numbers without infinities and NaN, of which no report can be made."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class CallRecord(_Record):
     """One model call."""
 
     node: str | None = None  # the graph's node; None outside a graph
@@ -43,8 +49,8 @@ class CallRecord(BaseModel):
     step: int | None = None  # the graph's step, as LangGraph counts them
     policy: str
     started: float = 0.0  # seconds since the start of the sample
-    seconds: float
-    first_token: float | None = None  # seconds to its first committed token; None: unknown
+    seconds: NonNegativeFloat
+    first_token: NonNegativeFloat | None = None  # seconds to its first committed token; None: unknown
     prompt_tokens: int = 0
     cached_tokens: int | None = None  # of these from the target's prefix cache; None: unknown
     new_share: float = 1.0  # share of the prompt that is its last message
@@ -64,7 +70,7 @@ class CallRecord(BaseModel):
     action: str | None = None  # tool calls, or the text from an action marker on, as written; None: no action
 
 
-class ToolRecord(BaseModel):
+class ToolRecord(_Record):
     """One run of a tool."""
 
     path: str | None = None  # as in `CallRecord`, like `step`, `started` and `seconds`
@@ -72,11 +78,11 @@ class ToolRecord(BaseModel):
     name: str
     arguments: str  # as JSON
     started: float
-    seconds: float = 0.0
+    seconds: NonNegativeFloat = 0.0
     failed: bool = False
 
 
-class Sample(BaseModel):
+class Sample(_Record):
     """The result of one problem in one configuration."""
 
     schema_version: int = SCHEMA
@@ -90,7 +96,7 @@ class Sample(BaseModel):
     seed: int | None = None
     mode: str  # see `config.ModeName`
     configuration: str
-    seconds: float  # time to the answer
+    seconds: NonNegativeFloat  # time to the answer
     correct: bool | None  # None: nothing to check
     answer: str = ""  # the reply, or the graph's answer
     error: str | None = None
@@ -135,7 +141,8 @@ def read_results(rows: Iterable[Mapping[str, Any]]) -> list[Sample]:
         try:
             samples.append(Sample.model_validate(row))
         except ValidationError as error:
-            raise ConfigurationError(f"row {number} is no result of a benchmark: {error}") from error
+            reason = validation_message(error)
+            raise ConfigurationError(f"row {number} is no result of a benchmark: {reason}") from error
     return samples
 
 

@@ -22,7 +22,7 @@ from lookahead_agent.decoding import DecodingSettings, Reply, ReplyRequest, Step
 from lookahead_agent.decoding.verifier import StepPair, Verdict
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.engines.vllm_config import speculative_config
-from lookahead_agent.errors import ConfigurationError, EngineError
+from lookahead_agent.errors import ConfigurationError, EngineError, validation_message
 from lookahead_agent.system import background
 from lookahead_agent.system.jsonl import RowFile
 from lookahead_agent.system.progress import Progress
@@ -123,7 +123,8 @@ class SyntheticBench:
         try:
             return [synthetic.SyntheticRow.model_validate(row) for row in self._file.rows]
         except ValidationError as error:
-            raise ConfigurationError(f"{self._file.path} has other rows than of bench synthetic: {error}") from error
+            reason = validation_message(error)
+            raise ConfigurationError(f"{self._file.path} has other rows than of bench synthetic: {reason}") from error
 
     @property
     def total(self) -> int:

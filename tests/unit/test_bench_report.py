@@ -271,6 +271,10 @@ def test_published_results_give_the_documented_numbers() -> None:
         assert text.replace("*", "").replace("−", "-").replace("times as fast ", "") in printed, printed
 
 
+def _damaged(**fields: Any) -> dict[str, Any]:
+    return sample("lr", 0, 1.0).model_dump(mode="json") | fields
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -278,6 +282,9 @@ def test_published_results_give_the_documented_numbers() -> None:
         ({"schema_version": 2}, "another version"),
         ({"schema_version": SCHEMA, "kind": "sample"}, "no result"),
         ({"id": "x"}, "no result"),
+        (_damaged(seconds=-5.0), r"seconds: Input should be greater than or equal to 0\Z"),
+        (_damaged(seconds=float("nan")), r"seconds: Input should be a finite number\Z"),
+        (_damaged(calls=[1]), r"calls\.0: Input should be a valid dictionary or instance of CallRecord\Z"),
     ],
 )
 def test_invalid_result_rows_are_rejected(row: dict[str, Any], message: str) -> None:
