@@ -19,6 +19,7 @@ from lookahead_agent.agents.prompts import format_call
 from lookahead_agent.cli.terminal import Terminal, as_rich
 from lookahead_agent.decoding.request import STEP_EVENT
 from lookahead_agent.errors import LookaheadError
+from lookahead_agent.runtime.engine_set import NO_DRAFT
 from lookahead_agent.system.plain_text import PlainTextStream
 from lookahead_agent.system.truncation import truncate
 from lookahead_agent.trace.node_times import node_times, spans_of
@@ -39,7 +40,6 @@ _STYLES = {
 
 _WITHOUT_STEPS = {"off": "the target writes alone", "sd": "this configuration drafts tokens, in the target's engine"}
 """How replies are written in each mode without draft steps."""
-_NO_DRAFT = "no draft engine"  # a reason that the sentence about draft tokens contains
 
 
 class ApprovalNeededError(LookaheadError):
@@ -236,7 +236,8 @@ def explain_speed(known: Sequence[tuple[AIMessage, Mapping[str, Any]]]) -> str:
         # A policy without draft steps explains itself, unless all nodes have one.
         last = ([report for report in reports if report["policy"] != "off"] or reports)[-1]
         reason = last["speculation_disabled"] or last["mode_reason"]
-        why = "" if (last["mode"], reason) == ("sd", _NO_DRAFT) else f" ({reason})"
+        # Drafting tokens in the target's engine says that the draft has no engine of its own.
+        why = "" if (last["mode"], reason) == ("sd", NO_DRAFT) else f" ({reason})"
         lines.append(f"No draft steps in this run: {_WITHOUT_STEPS[last['mode']]}{why}.")
     engines = reports[-1]["engines"] if reports else {}
     precision, method = engines.get("precision", {}).get("target"), engines.get("speculation_method", "none")

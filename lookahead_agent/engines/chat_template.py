@@ -57,7 +57,7 @@ def tool_calls(message: TemplateMessage) -> Sequence[TemplateMessage]:
     return message.get("tool_calls") or ()
 
 
-MARK = re.compile(r"mark\d+(?:content|name|call\d+)x")  # a marker that `marked` writes
+MARK = re.compile(r"mark\d+(?:content|name|call\d+)x")  # a marker that `with_placeholders` writes
 
 
 def with_placeholders(message: TemplateMessage, index: int) -> dict[str, Any]:

@@ -22,8 +22,9 @@ from lookahead_agent.verifiers.prefilter import PrefilterVerifier
 from lookahead_agent.verifiers.random_accept import RandomVerifier
 from lookahead_agent.verifiers.score import ScoreVerifier
 
+NO_DRAFT = "a model is missing: the draft"
 _ABSENT = {
-    "draft": "a model is missing: the draft",
+    "draft": NO_DRAFT,
     "judge": "a model is missing: the judge",
     "embedding": "a model is missing: the embedding model",
 }

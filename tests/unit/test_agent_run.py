@@ -22,6 +22,7 @@ from lookahead_agent.cli.agent_run import (
     run_graph,
 )
 from lookahead_agent.cli.terminal import Terminal
+from lookahead_agent.runtime.engine_set import NO_DRAFT
 from lookahead_agent.testing import scripted_chat, scripted_replies
 from tools.calculator import calculator
 
@@ -152,7 +153,7 @@ def report(mode: str, policy: str = "balanced", **changes: Any) -> tuple[AIMessa
             ["No draft steps in this run: the target writes alone (no judge)."],
         ),
         (
-            [report("sd", mode_reason="no draft engine")],
+            [report("sd", mode_reason=NO_DRAFT)],
             [
                 "No draft steps in this run: this configuration drafts tokens, in the target's engine.",
                 "Replies are fast by",
