@@ -119,7 +119,9 @@ def test_daemon_events_round_trip_to_the_server_backend(text: str) -> None:
         replies = Replies([generated()], 1, "m", chat=True, with_events=True)
         body = "".join([event async for event in replies.events(ErrorReplies(lambda _: None))]).encode()
         transport = httpx.MockTransport(lambda _: httpx.Response(200, content=body))
-        return [event async for event in ServerBackend(status, transport).generate(request)]
+        events: list[GenerateEvent] = []
+        await ServerBackend(status, transport).generate(request, events.append)
+        return events
 
     assert asyncio.run(received()) == sent_events
 
