@@ -7,16 +7,17 @@ import json
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from langchain.agents import create_agent
-from langchain.agents.middleware import AgentMiddleware, ToolRetryMiddleware
+from langchain.agents.middleware import AgentMiddleware, ModelRequest, ToolRetryMiddleware
 from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
 from langchain_core.tools import BaseTool, StructuredTool, tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
+from pydantic import Field
 
 from graphs.plan_execute import build_plan_execute
 from lookahead_agent import ChatLookahead
@@ -321,6 +322,52 @@ def test_conversation_is_edited_until_it_fits_the_context() -> None:
     short: list[AnyMessage] = [HumanMessage("First?"), *turn(1)]
     edit.apply(short, count_tokens=lambda messages: llm.get_num_tokens_from_messages([*messages]))
     assert [message.text for message in short] == ["First?", "", text], "a conversation that fits is unchanged"
+
+
+class CountingChat(FakeListChatModel):
+    """A model with one token per character, which records what it counts."""
+
+    counted: list[str] = Field(default_factory=list)
+    whole: list[int] = Field(default_factory=list)
+
+    def get_num_tokens(self, text: str) -> int:
+        self.counted.append(text)
+        return len(text)
+
+    def get_num_tokens_from_messages(self, messages: list[Any], tools: Any = None) -> int:
+        self.whole.append(len(messages))
+        return sum(len(message.text) for message in messages)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_only_new_messages_are_counted_while_a_conversation_fits(asynchronous: bool) -> None:
+    llm = CountingChat(responses=["x"], profile={"max_input_tokens": 4_000, "max_output_tokens": 100})
+    edit, seen = FitContextMiddleware(llm, exact=True), AsyncMock() if asynchronous else Mock()
+
+    async def turn(*messages: AnyMessage) -> list[AnyMessage]:
+        request = ModelRequest(model=llm, messages=[*messages])
+        llm.counted.clear()
+        llm.whole.clear()
+        if asynchronous:
+            await edit.awrap_model_call(request, seen)
+        else:
+            edit.wrap_model_call(request, seen)
+        passed: list[AnyMessage] = seen.call_args[0][0].messages
+        return passed
+
+    question, reply = HumanMessage("é" * 1_500), AIMessage("é" * 1_600)
+    assert await turn(HumanMessage("short")) == [HumanMessage("short")]
+    assert (llm.counted, llm.whole) == ([], []), "a token has at least one byte"
+    assert await turn(question) == [question]
+    assert llm.counted == []
+    assert await turn(question, reply) == [question, reply]
+    assert (llm.counted, llm.whole) == ([question.text, reply.text], [])
+    result = ToolMessage("e" * 100, tool_call_id="1")
+    assert await turn(question, reply, result) == [question, reply, result]
+    assert (llm.counted, llm.whole) == ([result.text], []), "the others were counted before"
+    long = ToolMessage("e" * 2_000, tool_call_id="2")
+    assert len((await turn(question, reply, result, long))[-1].text) < 2_000
+    assert (llm.counted, bool(llm.whole)) == ([long.text], True)
 
 
 def test_run_with_more_results_than_fit_still_ends_with_an_answer() -> None:

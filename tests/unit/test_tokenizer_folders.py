@@ -288,3 +288,29 @@ def test_counting_tokenizer_has_the_ids_of_transformers_without_its_import(
 def test_folders_that_transformers_changes_are_read_by_transformers(tmp_path: Path, changed: dict[str, object]) -> None:
     assert type(load_counting_tokenizer(qwen(tmp_path / "a")).backend).__name__ == "_FileBackend"
     assert type(load_counting_tokenizer(qwen(tmp_path / "b", **changed)).backend).__name__ != "_FileBackend"
+
+
+def test_template_is_rendered_once_per_prompt_of_a_known_form(folder: Path) -> None:
+    """The first prompt of a form is rendered with marks too, to see what the template leaves out."""
+    rendered: list[Any] = []
+
+    class Rendering(HFTokenizer):
+        def _render(self, *arguments: Any) -> str:
+            rendered.append(arguments)
+            return super()._render(*arguments)
+
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}{% if m.role != 'system' or loop.first %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    tokenizer = Rendering(folder)
+    for question, times in (("a", 2), ("b", 1), ("", 2), ("c", 1)):
+        rendered.clear()
+        tokenizer.chat_prompt([{"role": "user", "content": question}], whole=True)
+        assert len(rendered) == times
+    rendered.clear()
+    tokenizer.chat_prompt([{"role": "user", "content": "a"}], [{"name": "tool"}], whole=True)
+    assert len(rendered) == 2, "tools change what a template writes"
+    for _ in range(2):
+        messages = [{"role": role, "content": "a"} for role in ("user", "system")]
+        with pytest.raises(ConfigurationError, match="leaves out message 2"):
+            tokenizer.chat_prompt(messages, whole=True)
