@@ -1,4 +1,9 @@
-"""Requests to an OpenAI-compatible server: retries, timeouts, and errors in responses."""
+"""Requests to an OpenAI-compatible server: retries, timeouts, and errors in responses.
+
+`events` is not `httpx-sse` 0.4, which joins a line and an event of any length, and drops a last event without an empty
+line. Retries are not `httpx-retries` 0.6, a transport: it retries no stream that fails after its headers and before its
+first event. `stamina` 26 would do so, in as many lines as here, but any program can disable it for the whole process.
+"""
 
 import asyncio
 import codecs

