@@ -39,7 +39,7 @@ from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.system import background
 from lookahead_agent.system.jsonl import RowFile
 from lookahead_agent.system.progress import Progress
-from lookahead_agent.verifiers.random_accept import hash_to_unit_interval
+from lookahead_agent.verifiers.model_free import hash_to_unit_interval
 
 _SEEDS = 1 << 31
 _TEMPERATURE = 0.7  # sampling temperature of continuations, which must vary

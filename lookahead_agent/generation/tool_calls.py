@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
-from langchain_core.messages import AIMessage, InvalidToolCall, ToolCall, ToolMessage
+from langchain_core.messages import InvalidToolCall, ToolCall
 from langchain_core.messages.tool import invalid_tool_call, tool_call
 
 Tools = Sequence[Mapping[str, Any]]  # tools in OpenAI's format
@@ -313,16 +313,3 @@ def parse_constrained(text: str, tools: Tools) -> ParsedReply:
     elif rest or not found.sources:
         parsed.add_invalid(find_name(rest), text, "it is more, or less, than a call")
     return parsed
-
-
-def invalid_call_messages(message: AIMessage) -> list[ToolMessage]:
-    """Return a message with the error of each invalid call of a reply, for the model."""
-    messages = []
-    for call in message.invalid_tool_calls:
-        reason = call.get("error") or "its arguments are not a JSON object"
-        # Small models call again only if the message names the tool.
-        name = call.get("name") or find_name(call.get("args") or "") or "the tool"
-        instruction = f"Call {name} again, with arguments that are one JSON object."
-        text = f"Error: this call could not be read ({reason}). {instruction}"
-        messages.append(ToolMessage(text, tool_call_id=call.get("id") or "", name=call.get("name"), status="error"))
-    return messages
