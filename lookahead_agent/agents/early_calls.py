@@ -64,7 +64,7 @@ class EarlyCallMiddleware(PlanMiddleware):
             while any(not future.done() for future in list(futures)):
                 wait(list(futures))
             for future in futures:
-                future.result()  # raises what is no failure of the tool
+                future.result()  # raises what is not a failure of the tool
         return ModelResponse(result=early.messages())
 
     async def aask(self, model_call: ModelCall, handler: AsyncHandler) -> ModelResponse[Any]:

@@ -213,7 +213,7 @@ class FitContextMiddleware(ContextEditingMiddleware):
 
 def _all_text(message: AnyMessage) -> str:
     """Return everything in a message that a chat template may write."""
-    parts = [message.content, message.name, message.additional_kwargs.get("reasoning_content")]
+    parts: list[Any] = [message.content, message.name, message.additional_kwargs.get("reasoning_content")]
     if isinstance(message, AIMessage):
         parts += [message.tool_calls, message.invalid_tool_calls]
     return "\n".join(str(part) for part in parts if part)

@@ -184,18 +184,18 @@ def _openai_tool(tool: Any) -> dict[str, Any]:
         tool = {key: value for key, value in tool.items() if key != "type"}
     elif kind not in (None, "function") and "title" not in tool and "input_schema" not in tool:
         raise ConfigurationError(
-            f"a tool of the type {kind!r} is no function that this model can call: bind a function of your own"
+            f"a tool of the type {kind!r} is not a function that this model can call: bind a function of your own"
         )
     try:
         converted = _convert(tool)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ConfigurationError(f"this is no tool that a model can call: {reason[0]}") from error
+        raise ConfigurationError(f"this is not a tool that a model can call: {reason[0]}") from error
     function = converted.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
         raise ConfigurationError("a tool needs a function with a name")
     if not isinstance(function.get("parameters") or {}, dict):
-        raise ConfigurationError(f"the parameters of the tool {function['name']!r} are no JSON schema")
+        raise ConfigurationError(f"the parameters of the tool {function['name']!r} are not a JSON schema")
     return converted
 
 

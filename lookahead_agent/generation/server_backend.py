@@ -133,7 +133,8 @@ async def server_status(seconds: float = _TIMEOUT) -> ServerStatus | None:
         return None
     except (httpx.HTTPError, ValidationError) as error:
         raise EngineError(
-            f"process {pid or 'unknown'} at {socket_path()} is no server of this version: `kill {pid or 'PID'}` ends it"
+            f"process {pid or 'unknown'} at {socket_path()} is not a server of this version: "
+            f"`kill {pid or 'PID'}` ends it"
         ) from error
     # Containers that share the socket have different process ids for the same process.
     return status.model_copy(update={"pid": pid}) if pid else status

@@ -474,7 +474,7 @@ def test_incompatible_server_on_the_socket_raises_engine_error(client: ChatLooka
 
         thread = threading.Thread(target=respond)
         thread.start()
-        with pytest.raises(EngineError, match=rf"no server of this version: `kill {os.getpid()}`"):
+        with pytest.raises(EngineError, match=rf"not a server of this version: `kill {os.getpid()}`"):
             client.invoke("?")
         thread.join()
 
