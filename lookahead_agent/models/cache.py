@@ -64,10 +64,10 @@ def create_once(
     def is_complete() -> bool:
         return folder.is_dir() and check(folder) is None
 
-    if is_complete():
-        return folder
     root = folder.parent
     with _writing_to_cache(root):
+        if is_complete():
+            return folder
         root.mkdir(parents=True, exist_ok=True)
         with file_lock(root / f"{folder.name}.lock") as lock:
             if not _acquire(lock, folder, is_complete, patience):
