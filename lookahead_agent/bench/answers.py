@@ -49,7 +49,7 @@ def kind_of(answer: str) -> Kind | None:
 
     An answer in mathematics may still be one that math-verify cannot read.
     """
-    text = _expected(answer)
+    text = _strip_solution(answer)
     if _PLAIN.fullmatch(text) and _fraction(text) is not None:
         return "number"
     if _CHOICE.fullmatch(text):
@@ -72,7 +72,7 @@ def _warn_once() -> None:
 
 def is_correct(text: str, answer: str, compare: Callable[[str, str], bool | None] = compare_formulas) -> bool | None:
     """Return whether a reply ends with the answer; None: its last formula cannot be compared by `compare`."""
-    expected, kind = _expected(answer), kind_of(answer)
+    expected, kind = _strip_solution(answer), kind_of(answer)
     if kind is None:
         return None
     if kind == "choice":
@@ -107,7 +107,7 @@ def final_choice(text: str) -> str | None:
     return found[-1] if found else None
 
 
-def _expected(answer: str) -> str:
+def _strip_solution(answer: str) -> str:
     """The answer itself: GSM8K's have it after `####`."""
     return _clean(answer.rpartition("####")[2])
 

@@ -17,7 +17,7 @@ _SECONDS = 60  # of the child, whose imports take some
 _CPU_SECONDS = 10  # of the child
 _BYTES = 2 << 30  # memory of the child
 
-Pair = tuple[str, str | None]
+FormulaPair = tuple[str, str | None]
 
 
 def is_installed() -> bool:
@@ -25,7 +25,7 @@ def is_installed() -> bool:
     return importlib.util.find_spec("math_verify") is not None
 
 
-def compare(pairs: Sequence[Pair], cpu_seconds: int = _CPU_SECONDS) -> list[bool | None]:
+def compare(pairs: Sequence[FormulaPair], cpu_seconds: int = _CPU_SECONDS) -> list[bool | None]:
     """Compare pairs of expressions in LaTeX; None for those that cannot be compared within the CPU seconds.
 
     Raises MissingExtraError if math-verify is not installed, and ConfigurationError if it cannot be started.
