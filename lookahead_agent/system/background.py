@@ -73,12 +73,7 @@ class LoopThread:
         if self.is_current:
             coroutine.close()
             raise LookaheadError(_OWN_THREAD)
-        future = self.submit(coroutine)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
+        return result_of(self.submit(coroutine))
 
     @property
     def is_current(self) -> bool:
@@ -124,6 +119,15 @@ class LoopThread:
         if self._loop is not None:
             _parent_loops.append(self._loop)
         self._initialize()
+
+
+def result_of(future: Future[T]) -> T:
+    """Wait for the result of a call in another thread; an exception here (Ctrl-C) cancels the call."""
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
 
 
 async def contain(awaitable: Awaitable[T]) -> T:

@@ -65,13 +65,13 @@ def test_problem_files_of_other_programs_are_read(text: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         return
-    row = {"question": f"q{text}", "answer": text}
+    row = {"question": f"q{text}", "check": {"text": [text]}}
     raw = json.dumps(row, ensure_ascii=False)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "problems.jsonl"
         for content in (f"{raw}\n", f"\ufeff{raw}\r\n\r\n", raw):
             file.write_bytes(content.encode())
-            assert read_problems(file) == [Problem("1", f"q{text}", text)]
+            assert read_problems(file) == [Problem("1", f"q{text}", None, check={"text": [text]})]
 
 
 @given(TEXTS)

@@ -58,6 +58,7 @@ def folder(good: Path, tmp_path: Path) -> Path:
         ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "cannot be read"),
         ("{% for %}", "cannot be read"),
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{% set a = 1 %}" * 9999, "149985 characters"),
     ],
 )
 def test_hostile_template_is_one_error(folder: Path, template: str, message: str) -> None:
@@ -67,6 +68,10 @@ def test_hostile_template_is_one_error(folder: Path, template: str, message: str
 
 
 NESTED = "{% set ns = namespace(x=[1]) %}{% for _ in range(40) %}{% set ns.x = VALUE %}{% endfor %}{{ ns.x ~ 'a' }}"
+TEXTS = (
+    "{% macro show(a) %}" + "{{ a }}" * 99 + "{% endmacro %}{% set ns = namespace(x='<' * 9999) %}"
+    "{% for _ in range(40) %}{% set ns.x = VALUE %}{% endfor %}"
+)
 UNBOUNDED = [
     *(f"{{{{ ('%' ~ '9999999' ~ '99d') {use} }}}}" for use in ("% 1", "| format(1)", "| replace('%', '%1') % 1")),
     *(f"{{{{ ('{{:' ~ '9999999' ~ '99}}'){use} }}}}" for use in (".format(1)", ".format_map({})")),
@@ -88,6 +93,15 @@ UNBOUNDED = [
     "{% set a = [[1] * 99] * 99 %}{{ a | sum(start=[]) | length }}",
     *(NESTED.replace("VALUE", "[ns.x, ns.x]").replace("ns.x ~ 'a'", f"ns.x{use}") for use in ("", "|tojson", "==1")),
     *(NESTED.replace("VALUE", value) for value in ("(ns.x, ns.x)", "{1: ns.x, 2: ns.x}", "dict(a=ns.x, b=ns.x)")),
+    *(TEXTS.replace("VALUE", value) for value in ("ns.x ~ ns.x", " ~ ".join(["ns.x"] * 99), "show(ns.x)")),
+    TEXTS.replace("VALUE", "(ns.x ~ ns.x) | forceescape"),
+    "{% set x = 'a' * 999999 %}{% set y %}" + "{{ x }}" * 99 + "{% endset %}{{ y | length }}",
+    "{% set x = 'a' * 999999 %}" + "{{ x }}" * 99,
+    *(
+        f"{{{{ ('{width}' * 9999){use} }}}}"
+        for width, use in (("{:99999}", ".format(1)"), ("%(a)9999d", " % {'a': 1}"))
+    ),
+    "{{ strftime_now('%c' * 9999) }}",
     *(NESTED.replace("VALUE", value) for value in ("[ns.x] + [ns.x]", "[ns.x] * 2", "namespace(a=ns.x, b=ns.x)")),
 ]
 
@@ -96,6 +110,11 @@ UNBOUNDED = [
 def test_no_single_operation_of_a_template_is_without_a_bound(template: str) -> None:
     environment = BoundedEnvironment()
     environment.filters["tojson"] = lambda value, **options: json.dumps(value, **options)
+
+    def strftime_now(form: str) -> str:
+        return form
+
+    environment.globals["strftime_now"] = strftime_now
     with pytest.raises(SecurityError, match="without a bound"):
         environment.from_string(template).render()
 
