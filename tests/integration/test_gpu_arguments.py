@@ -57,7 +57,7 @@ def configurations(tiny_pair: tuple[Path, Path]) -> Configurations:
 
 
 def test_target_and_draft_split_the_gpu_memory(configurations: Configurations) -> None:
-    for name in "default", "steps", "shared_draft":
+    for name in "steps", "shared_draft":
         target, draft = configurations[name][0], configurations[name][-1]
         assert target["model"] != draft["model"]
         assert (target["method"], draft["method"]) == ("custom_class", None)
@@ -71,14 +71,14 @@ def test_target_that_fails_with_a_shared_draft_is_started_without_one(configurat
 
 
 def test_target_leaves_multiprocessors_to_its_draft(configurations: Configurations) -> None:
-    assert configurations["default"][0]["multiprocessors"] == "80"
-    assert configurations["default"][-1]["multiprocessors"] is None
-    assert [engine["multiprocessors"] for engine in configurations["alone"]] == [None]
+    assert configurations["steps"][0]["multiprocessors"] == "80"
+    assert configurations["steps"][-1]["multiprocessors"] is None
+    assert [engine["multiprocessors"] for engine in configurations["default"]] == [None]
 
 
 def test_draft_model_method_selects_the_model_runner_with_cuda_graphs(configurations: Configurations) -> None:
-    runners = {name: configurations[name][0]["runner"] for name in ("draft_model", "ngram", "alone", "default")}
-    assert runners == {"draft_model": "0", "ngram": None, "alone": None, "default": None}
+    runners = {name: configurations[name][0]["runner"] for name in ("draft_model", "ngram", "alone", "steps")}
+    assert runners == {"draft_model": "0", "ngram": None, "alone": None, "steps": None}
 
 
 def test_parallelism_arguments_reach_vllm(configurations: Configurations) -> None:
@@ -90,7 +90,7 @@ def test_parallelism_arguments_reach_vllm(configurations: Configurations) -> Non
 
 
 def test_each_token_speculation_method_configures_one_engine(configurations: Configurations) -> None:
-    for name, method in {"draft_model": "draft_model", "ngram": "ngram", "alone": None}.items():
+    for name, method in {"draft_model": "draft_model", "ngram": "ngram", "alone": None, "default": None}.items():
         (target,) = configurations[name]
         assert target["method"] == method
         assert target["share"] > 0.8, "no second engine needs memory"
