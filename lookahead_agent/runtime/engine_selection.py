@@ -21,10 +21,11 @@ from lookahead_agent.hardware.choice import (
     SpeculationMethod,
     choose_configuration,
 )
+from lookahead_agent.hardware.gpus import PARALLEL_SIZES, weight_bytes
 from lookahead_agent.hardware.reply_speeds import ReplySpeeds
 from lookahead_agent.models.catalogue import ModelSet
 from lookahead_agent.models.conversion import is_quantized
-from lookahead_agent.runtime.weights import Platform, Weights, weight_bytes, weights_in
+from lookahead_agent.runtime.weights import Platform, Weights, weights_in
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json")
 """Files of a tokenizer; without the first, a folder has no vocabulary."""
@@ -33,7 +34,6 @@ _ALONE_ON_GPU = (
     "the target runs alone: on a GPU the speed of a draft is known as an upper bound only. A depth, or "
     "token_speculation='shared_draft', adds the draft"
 )
-_PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 _KERNEL_OF_DTYPE: Mapping[str, Kernel] = {"float32": "fp32", "float": "fp32", "bfloat16": "bf16"}
 
 
@@ -54,6 +54,8 @@ class RuntimeSpec:
     draft_precision: Precision = "auto"  # of the draft's
     # CPU cores as (target, draft) in vLLM's notation; None: automatic. A judge shares the draft's
     cores: tuple[str, str] | None = None
+    # GPUs of target, draft and judge by role, such as "0,1"; the library chooses those of a role that is left out
+    gpus: Mapping[str, str] = field(default_factory=dict)
     draft_engine: bool = False  # whether the draft needs an engine of its own, because step speculation is forced
 
     @property
@@ -183,7 +185,7 @@ def _methods(
         return ("shared_draft",) if name == "shared_draft" else ("draft_model",)
     if name != "auto" or not here or not alike:
         return ("none",)
-    if any(spec.target_arguments.get(size, 1) != 1 for size in _PARALLEL_SIZES):
+    if any(spec.target_arguments.get(size, 1) != 1 for size in PARALLEL_SIZES):
         return ("none",)  # a shared draft was only tried on a single GPU
     if spec.draft_engine:
         return ("shared_draft",)

@@ -255,7 +255,7 @@ class Runtime:
 
     async def _start_engines(self) -> tuple[Engine, Engine | LookaheadError | None]:
         """Start target and draft concurrently; for a draft that does not start, return the error."""
-        await self.launcher.divide_memory()
+        await self.launcher.place()
         starts = [self._start_target()]
         if self.launcher.setup.draft is not None and self.launcher.setup.draft_engine:
             starts.append(self._supervisor.start_draft())

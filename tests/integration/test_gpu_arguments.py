@@ -13,9 +13,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ALONE = {"policy": "off", "token_speculation": "none"}
+TOGETHER = {"target": "0", "draft": "0"}
 CHAT_MODELS: dict[str, dict[str, Any]] = {
-    "steps": {"depth": 4},
-    "shared_draft": {"depth": 4, "token_speculation": "shared_draft"},
+    "steps": {"depth": 4, "gpus": TOGETHER},
+    "shared_draft": {"depth": 4, "token_speculation": "shared_draft", "gpus": TOGETHER},
+    "own GPUs": {"depth": 4},
     "default": {},
     "draft_model": {"policy": "off", "token_speculation": "draft_model", "precision": "bf16"},
     "ngram": {"policy": "off", "token_speculation": "ngram"},
@@ -64,6 +66,21 @@ def test_target_and_draft_split_the_gpu_memory(configurations: Configurations) -
         assert target["draft_tokens"] > 0
         assert target["share"] + draft["share"] == pytest.approx(0.92, abs=0.001)
         assert min(target["share"], draft["share"]) > 0.02, "each share holds more than the weights"
+
+
+def test_each_engine_has_devices_of_its_own(configurations: Configurations) -> None:
+    devices = {name: [engine["devices"] for engine in configurations[name]] for name in CHAT_MODELS}
+    assert (devices["own GPUs"][0], devices["own GPUs"][-1]) == (None, "1"), "the first GPU needs no variable"
+    assert set(devices["steps"]) == {"0"}
+    assert (devices["tensor parallel"][0], devices["tensor parallel"][-1]) == (None, "2")
+    assert [engine["share"] > 0.8 for engine in configurations["own GPUs"]] == [True] * len(devices["own GPUs"])
+    assert configurations["own GPUs"][0]["multiprocessors"] is None, "the target shares its GPU with nobody"
+
+
+def test_cache_sizes_are_those_of_vllm(configurations: Configurations) -> None:
+    for name in CHAT_MODELS:
+        for engine in configurations[name]:
+            assert engine["cache bytes"][0] == engine["cache bytes"][1] > 0, name
 
 
 def test_target_that_fails_with_a_shared_draft_is_started_without_one(configurations: Configurations) -> None:
