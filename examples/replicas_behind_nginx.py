@@ -159,12 +159,14 @@ def main(target: str, draft: str, *arguments: str) -> None:
     ports = dict(zip(models, ([first, second] for first, second in [free_ports(2), free_ports(2)]), strict=True))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        servers = []
         for role in models:
             for port in ports[role]:
                 command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"]
                 command += ["--model", models[role], "--port", str(port), *arguments]
-                server = stack.enter_context(process(*command))
-                wait_until_ready(server, f"http://127.0.0.1:{port}/health")
+                servers.append((stack.enter_context(process(*command)), port))
+        for server, port in servers:
+            wait_until_ready(server, f"http://127.0.0.1:{port}/health")
         one = {role: found[:1] for role, found in ports.items()}
         print(
             "| replicas | steps | time | "
