@@ -3,10 +3,10 @@
 import hmac
 import json
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 AFFINITY_HEADERS = ("X-Session-ID", "X-SMG-Routing-Key")
@@ -16,40 +16,32 @@ _MAX_PROMPT = 1024  # characters or token ids of a prompt without messages that 
 _SALT = secrets.token_bytes(32)  # of this process: a key of a prompt can be computed nowhere else
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Affinity:
-    """The thread of a reply, or its prompt's beginning."""
-
-    content: bytes
-    is_thread: bool
-
-
-_CURRENT: ContextVar[Affinity | None] = ContextVar("affinity", default=None)
-
-
-def affinity_of(
-    thread: str | None, messages: Sequence[Mapping[str, Any]] | None, prompt: str | Sequence[int], salt: str | None
-) -> Affinity:
-    """The affinity of a reply: its thread, else its conversation up to the first question, or its prompt's beginning.
+    """What the requests of a reply have in common: its thread, else the beginning of its conversation or prompt.
 
     Replies with different cache salts share no cache, and no key.
     """
-    if thread is not None:
-        return Affinity(json.dumps([salt, thread]).encode(), is_thread=True)
-    if messages is None:
-        return Affinity(json.dumps([salt, prompt[:_MAX_PROMPT]]).encode(), is_thread=False)
-    first = next((index for index, message in enumerate(messages) if message.get("role") == "user"), 0)
-    return Affinity(json.dumps([salt, messages[: first + 1]], default=str).encode(), is_thread=False)
+
+    thread: str | None
+    messages: Sequence[Mapping[str, Any]] | None  # None: there is a `prompt` of text or token ids
+    prompt: str | Sequence[int]
+    salt: str | None  # the cache salt
+
+    @cached_property
+    def content(self) -> bytes:
+        """The thread, else the conversation up to its first question, or the prompt's beginning."""
+        if self.thread is not None:
+            return json.dumps([self.salt, self.thread]).encode()
+        if self.messages is None:
+            return json.dumps([self.salt, self.prompt[:_MAX_PROMPT]]).encode()
+        roles = [message.get("role") for message in self.messages]
+        first = roles.index("user") if "user" in roles else 0
+        return json.dumps([self.salt, self.messages[: first + 1]], default=str).encode()
 
 
-@contextmanager
-def keep_together(affinity: Affinity) -> Iterator[None]:
-    """Give all requests of this context, and of the tasks that it starts, the key of one affinity."""
-    token = _CURRENT.set(affinity)
-    try:
-        yield
-    finally:
-        _CURRENT.reset(token)
+AFFINITY: ContextVar[Affinity | None] = ContextVar("affinity", default=None)
+"""The affinity of the reply whose requests this context sends, and those of the tasks that it starts."""
 
 
 def affinity_key(api_key: str | None) -> str | None:
@@ -58,8 +50,8 @@ def affinity_key(api_key: str | None) -> str | None:
     It is a keyed hash. The key of a thread is the same in all processes with the same API key, and that of a prompt
     holds in this process only, so that nobody can compare it with the keys of other texts.
     """
-    affinity = _CURRENT.get()
+    affinity = AFFINITY.get()
     if affinity is None:
         return None
-    secret = (api_key or "").encode() if affinity.is_thread else _SALT
+    secret = (api_key or "").encode() if affinity.thread is not None else _SALT
     return hmac.new(secret, affinity.content, "sha256").hexdigest()[:32]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -16,7 +17,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.engines import Sampling, ScriptedEngine
-from lookahead_agent.engines.affinity import affinity_key, affinity_of, keep_together
+from lookahead_agent.engines.affinity import AFFINITY, Affinity, affinity_key
 from lookahead_agent.engines.openai_http import OpenAIEngine
 from lookahead_agent.engines.protocol import Delta
 from lookahead_agent.engines.servers import RemoteModel, Server
@@ -30,10 +31,19 @@ FIRST = [SYSTEM, {"role": "user", "content": "What is 2 + 2?"}]
 LATER = [*FIRST, {"role": "assistant", "content": "4"}, {"role": "user", "content": "And 3 + 3?"}]
 
 
+@contextmanager
+def keep_together(affinity: Affinity) -> Iterator[None]:
+    token = AFFINITY.set(affinity)
+    try:
+        yield
+    finally:
+        AFFINITY.reset(token)
+
+
 def key_of(
     thread: str | None = None, messages: Any = None, prompt: Any = "", salt: str | None = None, key: str | None = None
 ) -> str:
-    with keep_together(affinity_of(thread, messages, prompt, salt)):
+    with keep_together(Affinity(thread, messages, prompt, salt)):
         found = affinity_key(key)
     assert found is not None
     return found
@@ -53,7 +63,7 @@ def test_key_is_that_of_the_thread_or_of_the_conversations_first_question() -> N
 def test_key_of_a_prompt_cannot_be_computed_elsewhere_and_that_of_a_thread_needs_the_api_key() -> None:
     found = key_of(messages=FIRST)
     assert len(found) == 32
-    content = affinity_of(None, FIRST, "", None).content
+    content = Affinity(None, FIRST, "", None).content
     plain = {hashlib.sha256(text).hexdigest()[:32] for text in (content, b"", json.dumps(FIRST).encode())}
     assert found not in plain
     assert key_of(messages=FIRST, key="secret") == found, "the salt of the process decides"
@@ -70,7 +80,7 @@ def transport_of(seen: list[httpx.Headers], **sent: Any) -> httpx.MockTransport:
 
 async def ask(server: Server, *threads: str) -> None:
     for thread in threads:
-        with keep_together(affinity_of(thread, None, "", None)):
+        with keep_together(Affinity(thread, None, "", None)):
             await asyncio.create_task(server.ask("/models"))
 
 
