@@ -2,22 +2,25 @@
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from langchain_core.utils.utils import secret_from_env
 from pydantic import AfterValidator, BaseModel, Field, SecretStr
 
+from lookahead_agent.engines.affinity import AFFINITY_HEADERS
 from lookahead_agent.engines.servers import RemoteModel, check_key
 from lookahead_agent.engines.vllm_config import check_token_speculation, speculates_by_draft_model
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.hardware.choice import Precision
+from lookahead_agent.hardware.gpus import fill_parallel_size
 from lookahead_agent.models.catalogue import DEFAULT_SET, ModelSet
 from lookahead_agent.models.resolve import choose_models, has_draft
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.engine_selection import RuntimeSpec
 from lookahead_agent.runtime.runtime import Runtime
 
+_FIXED_HEADERS = ("accept-encoding", "authorization", "connection", "content-length", "content-type", "cookie", "host")
 _SECRET = re.compile(r"(?:token|key|secret|password)\Z")  # ends the names of engine arguments that are secrets
 
 
@@ -48,6 +51,14 @@ def _header_value(key_field: str, key: SecretStr | None) -> str | None:
     return check_key(key.get_secret_value() if key is not None else None, key_field)
 
 
+def _header_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name) or name.lower() in _FIXED_HEADERS:
+        raise ConfigurationError(
+            f"affinity_headers has {name[:80]!r}: give names of HTTP headers, such as 'X-Session-ID'"
+        )
+    return name
+
+
 class EngineFields(BaseModel):
     """The model of each role, in this process or behind a server, and the options of the engines in this process."""
 
@@ -57,7 +68,8 @@ class EngineFields(BaseModel):
     """Draft model: a folder, Hugging Face id, name of a catalogue set, or its name at `draft_url`; None: the
     catalogue's draft for `model`."""
     judge_model: str | None = None
-    """Judge of step pairs: a catalogue name, folder, Hugging Face id, or its name at `judge_url`; None: the target."""
+    """Judge of step pairs: a catalogue name, folder, Hugging Face id, or its name at `judge_url`; None: the catalogue's
+    where a GPU has room for it, else the target."""
     embedding_model: str | None = None
     """sentence-transformers model: a folder, Hugging Face id, or its name at `embedding_url`; None: the catalogue's."""
     base_url: str | None = None
@@ -88,6 +100,10 @@ class EngineFields(BaseModel):
     max_retries: int = Field(2, ge=0)
     """Retries of a server request that fails before the server answers."""
 
+    affinity_headers: tuple[str, ...] = AFFINITY_HEADERS
+    """Headers of server requests with a key that is the same for all requests of a reply, a thread and a conversation,
+    so that a load balancer sends them to one replica. Empty: none."""
+
     token_speculation: str | dict[str, Any] = "auto"
     """Lossless token speculation within the target's steps: "auto" (the fastest method on this machine), "none",
     "shared_draft" (the tokens of the draft's steps), "draft_model", "ngram", "suffix", or vLLM's `speculative_config`,
@@ -105,6 +121,10 @@ class EngineFields(BaseModel):
     """Arguments of the judge's vLLM engine, if the judge has its own."""
     cores: tuple[str, str] | None = None
     """CPU cores of target and draft, such as ("0-5", "6,7"); None: chosen automatically, without overlap."""
+    gpus: dict[Literal["target", "draft", "judge"], str] = Field(default_factory=dict)
+    """GPUs of the engines in this process, such as `{"target": "0,1", "draft": "2"}`, as numbers among the visible
+    ones. Several GPUs shard an engine by tensor parallelism, unless its arguments say otherwise. A role that is left
+    out takes a GPU of its own if there is one, else shares one."""
     use_daemon: bool = True
     """Whether the daemon of `lookahead-agent up` generates the replies if it runs the same engines."""
 
@@ -135,7 +155,8 @@ class EngineFields(BaseModel):
                 )
             if model is None and role in ("judge", "embedding"):
                 raise ConfigurationError(f"{url_field} needs {role}_model: the model's name on that server")
-            remote[role] = RemoteModel(url, model, key, self.timeout or 600.0, self.max_retries)
+            headers = tuple(map(_header_name, self.affinity_headers))
+            remote[role] = RemoteModel(url, model, key, self.timeout or 600.0, self.max_retries, headers)
         for role, name in (("target", "tokenizer"), ("draft", "draft_tokenizer")):
             if role not in remote and getattr(self, name) is not None:
                 raise ConfigurationError(f"{name} is for a model behind a server; one in this process has its own")
@@ -143,8 +164,9 @@ class EngineFields(BaseModel):
 
     def _check_unused(self, remote: Collection[str], models: ModelSet) -> None:
         """Raise ConfigurationError for an option that no engine of this configuration reads."""
-        if not remote and self._is_given("max_retries"):
-            raise ConfigurationError("max_retries is for models behind servers: leave it out, or give base_url")
+        for name in ("max_retries", "affinity_headers"):
+            if not remote and self._is_given(name):
+                raise ConfigurationError(f"{name} is for models behind servers: leave it out, or give base_url")
         for role, name in (("target", "precision"), ("draft", "draft_precision")):
             if role in remote and self._is_given(name):
                 raise ConfigurationError(f"{name} is for an engine in this process: the {role}'s server has its own")
@@ -155,6 +177,11 @@ class EngineFields(BaseModel):
                 "judge_engine_args are for a judge of its own: give another judge_model, or arguments of the engine "
                 "that judges"
             )
+        for role in self.gpus:
+            if role in remote:
+                raise ConfigurationError(
+                    f"gpus[{role!r}] is for an engine in this process: the {role} is behind a server"
+                )
         for name in ("draft_engine_args", "draft_precision"):
             if models.draft is None and "draft" not in remote and getattr(self, name) not in ({}, "auto"):
                 raise ConfigurationError(f"{name} is for a draft model: give draft_model")
@@ -191,13 +218,15 @@ class EngineFields(BaseModel):
             embedding=self.embedding_model if "embedding" not in remote else None,
         )
         self._check_unused(remote, models)
-        arguments = (
-            _without_secrets(self.engine_args),
-            _without_secrets(self.draft_engine_args),
-            _without_secrets(self.judge_engine_args),
-        )
+        given = {"target": self.engine_args, "draft": self.draft_engine_args, "judge": self.judge_engine_args}
+        arguments = [
+            fill_parallel_size(_without_secrets(each), self.gpus.get(role), role)  # type: ignore[call-overload]
+            for role, each in given.items()
+        ]
         speculation = self.token_speculation if "target" not in remote else "none"
-        spec = RuntimeSpec(models, *arguments, remote, speculation, self.precision, self.draft_precision, self.cores)
+        spec = RuntimeSpec(
+            models, *arguments, remote, speculation, self.precision, self.draft_precision, self.cores, dict(self.gpus)
+        )
         # Behind a server, the target's cost is unknown, and only step speculation can make it faster.
         steps = [policy.forces_speculation or ("target" in remote and policy.speculates) for policy in policies]
         return Runtime.find_or_create(spec, expects_draft=any(steps))

@@ -91,6 +91,7 @@ class CallDefaults(SamplingArguments, EngineFields):
             policy=policy,
             selection_rule=policy.rule,
             node=node,
+            thread=_thread(run_manager),
             messages=messages,
             prompt=text_or_ids,
             question=question,
@@ -132,11 +133,8 @@ class CallDefaults(SamplingArguments, EngineFields):
 
     def _choose_policy(self, options: CallOptions, run_manager: RunManager | None) -> tuple[VerifierPolicy, str]:
         """Return the policy of a call, and the path of the calling node."""
-        config = ensure_config()
-        # LangChain's streaming path passes no run manager, but the config has the same metadata.
-        metadata = {**(config.get("metadata") or {}), **((run_manager.metadata or {}) if run_manager else {})}
-        node = options.node or node_path(metadata)
-        configurable = (config.get("configurable") or {}).get(POLICY_KEY)
+        node = options.node or node_path(_metadata(run_manager))
+        configurable = (ensure_config().get("configurable") or {}).get(POLICY_KEY)
         return self.policy_for(node, policy=options.policy, configurable=configurable), node
 
     def policy_for(
@@ -183,6 +181,18 @@ class CallDefaults(SamplingArguments, EngineFields):
         for key in self.policies:
             if all(matching_key([key], node) is None for node in nodes):
                 raise PolicyError(f"policies[{key!r}] matches no node of this graph, which has {', '.join(nodes)}")
+
+
+def _thread(run_manager: RunManager | None) -> str | None:
+    """LangGraph's `thread_id` of the calling graph."""
+    found = {**(ensure_config().get("configurable") or {}), **_metadata(run_manager)}.get("thread_id")
+    return None if found is None else str(found)
+
+
+def _metadata(run_manager: RunManager | None) -> dict[str, Any]:
+    """LangChain's metadata of a call; its streaming path passes no run manager, but the config has the same."""
+    known = (run_manager.metadata if run_manager is not None else None) or {}
+    return {**(ensure_config().get("metadata") or {}), **known}
 
 
 def matching_key(keys: Sequence[str], node: str) -> str | None:

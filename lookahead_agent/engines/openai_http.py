@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from lookahead_agent.engines.affinity import RANK_HEADER
 from lookahead_agent.engines.protocol import Delta, Sampling, room_for_reply
 from lookahead_agent.engines.servers import RemoteModel, Server
 from lookahead_agent.engines.tokenizer import HFTokenizer, Tokenizer
@@ -19,6 +21,7 @@ logger = logging.getLogger(__name__)
 _PROBE = "One two three. Une forêt, 42 + 1 = 43.\n\n"
 _MODELS_SECONDS = 30.0  # until a server that does not list its models counts as failed
 _PROBE_SECONDS = 120.0  # the same for one token, before which some servers load the model
+_RANKS = re.compile(r"\Avllm-.*-dp([1-9]\d{0,3})(?:-|\Z)")
 _DEFAULT_CONTEXT = 8192
 _MAX_CONTEXT = 1 << 30  # tokens
 _MAX_NAME = 500  # characters of a server's name or reason
@@ -119,6 +122,7 @@ class OpenAIEngine:
                 await self._probe(body | {"prompt": ids})
             except ConfigurationError:
                 self._accepts_ids = False
+            await self._find_ranks(answer.get("system_fingerprint"), body | {"prompt": _PROBE})
         if server_ids is None or returned is None or not self._accepts_ids:
             logger.info("the %s's server tells texts and not tokens: steps are exchanged as text", self._role)
             if prompt_tokens is not None and prompt_tokens not in (len(ids), len(ids) + 1):
@@ -131,6 +135,17 @@ class OpenAIEngine:
                 f"the {self._role}'s server has another tokenizer than the one given here: name the tokenizer of "
                 f"{self._name!r} ({'tokenizer' if self._role == 'target' else 'draft_tokenizer'}=…)"
             )
+
+    async def _find_ranks(self, fingerprint: Any, body: Mapping[str, Any]) -> None:
+        """Choose the data-parallel rank of each reply, if vLLM's fingerprint tells how many there are."""
+        match = _RANKS.search(fingerprint) if isinstance(fingerprint, str) else None
+        if match is None:
+            return
+        try:  # a server of some of the ranks refuses the others
+            await self.server.ask("/completions", body, _PROBE_SECONDS, {RANK_HEADER: str(int(match[1]) - 1)})
+        except ConfigurationError:
+            return
+        self.server.ranks = int(match[1])
 
     async def _probe(self, body: Mapping[str, Any]) -> Any:
         return await self.server.ask("/completions", body, _PROBE_SECONDS)

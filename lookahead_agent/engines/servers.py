@@ -14,15 +14,18 @@ import math
 import os
 import random
 import re
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from itertools import count
 from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
 import httpx
 
+from lookahead_agent.engines.affinity import AFFINITY_HEADERS, RANK_HEADER, affinity_key
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError
 from lookahead_agent.system.background import describe
 
@@ -32,6 +35,9 @@ _MAX_DELAY = 8.0
 _CONNECT_TIMEOUT = 5.0
 _MAX_BYTES = 64 << 20  # of a response that is not a stream
 _MAX_ERROR_BYTES = 64 << 10  # read of an error's response
+SESSION_TOKEN = "x-session-token"  # header with the name of a replica, in llm-d's responses
+_MAX_SESSION = 4096  # characters of the token and cookies that are kept for a reply
+_MAX_SESSIONS = 4096
 _MAX_EVENT = 16 << 20  # characters of an event in a stream
 _CONTEXT = re.compile(
     r"context|too many (?:prompt |input )?tokens|(?:prompt|input) is too long|reduce the length|tokens.*must be <=",
@@ -49,6 +55,7 @@ class RemoteModel:
     api_key: str | None = field(default=None, repr=False)  # sent as a bearer token; None: not sent
     timeout: float | None = 600.0  # seconds without data before a request fails; None: no limit
     max_retries: int = 2  # retries of a request that failed before any response
+    affinity_headers: tuple[str, ...] = AFFINITY_HEADERS  # headers with the key of a reply, for load balancers
 
 
 class LineTooLongError(ValueError):
@@ -73,6 +80,8 @@ class Server:
         self._key = check_key(remote.api_key, f"the {role}'s API key")
         self._spellings = _spellings(self._key) if self._key else []
         self._transport = transport
+        self.ranks = 1  # data-parallel replicas behind the address, among which this client chooses
+        self._sessions: OrderedDict[str, dict[str, str]] = OrderedDict()  # headers that a balancer wants back, by key
         self._connect()
 
     def _connect(self) -> None:
@@ -83,22 +92,54 @@ class Server:
             # No limit on connections: the engine decides which requests wait.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
             transport=self._transport,
+            # A cookie of one reply's replica must not draw all replies to it.
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
         )
 
+    def _affinity(self) -> dict[str, str]:
+        """The headers that send a request to the replica of its reply."""
+        if not self._remote.affinity_headers or (key := affinity_key(self._key)) is None:
+            return {}
+        ranks = {RANK_HEADER: str(int(key, 16) % self.ranks)} if self.ranks > 1 else {}
+        return dict.fromkeys(self._remote.affinity_headers, key) | ranks | self._sessions.get(key, {})
+
+    def _remember_session(self, response: httpx.Response) -> None:
+        """Keep the name of the replica that a balancer gave to a reply, as a token (llm-d) or cookies."""
+        key = affinity_key(self._key) if self._remote.affinity_headers else None
+        token, cookies = response.headers.get(SESSION_TOKEN), dict(response.cookies)
+        if key is None or not (token or cookies):
+            return
+        values = {SESSION_TOKEN: token} if token else {}
+        values |= {"Cookie": "; ".join(f"{name}={value}" for name, value in cookies.items())} if cookies else {}
+        if sum(map(len, values.values())) <= _MAX_SESSION:
+            self._sessions[key] = self._sessions.pop(key, {}) | values
+        while len(self._sessions) > _MAX_SESSIONS:
+            self._sessions.popitem(last=False)
+
     @asynccontextmanager
-    async def _response(self, path: str, body: Mapping[str, Any] | None) -> AsyncIterator[httpx.Response]:
+    async def _response(
+        self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str] | None = None
+    ) -> AsyncIterator[httpx.Response]:
         """Send a POST, or a GET without a body; the response is not read yet."""
         if os.getpid() != self._process:  # forked: the connections belong to the parent
             self._connect()
         method = "GET" if body is None else "POST"
-        async with self._client.stream(method, self._url + path, json=body) as response:
+        sent = self._affinity() | dict(headers or {})
+        async with self._client.stream(method, self._url + path, json=body, headers=sent) as response:
+            self._remember_session(response)
             # A few kilobytes may decompress to gigabytes, at once.
             if response.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
                 status = response.status_code
                 raise EngineError(f"{self.name} sent a compressed response ({status}), which the request excludes")
             yield response
 
-    async def ask(self, path: str, body: Mapping[str, Any] | None = None, seconds: float = math.inf) -> Any:
+    async def ask(
+        self,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        seconds: float = math.inf,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
         """Send a POST, or a GET without a body, and return the JSON response.
 
         Raises EngineError if there is none in time, and ConfigurationError if the server refuses the request.
@@ -109,7 +150,7 @@ class Server:
                 with self._errors(limit):
                     async with (
                         asyncio.timeout(limit if limit < math.inf else None),
-                        self._response(path, body) as response,
+                        self._response(path, body, headers) as response,
                     ):
                         content = await self._content(response)
                     return json.loads(content)

@@ -24,6 +24,7 @@ class VLLMConfig:
     # Arguments of `vllm.AsyncEngineArgs` that override this library's defaults, as sorted pairs
     arguments: tuple[tuple[str, Any], ...] = field(default=())
     beside_draft: bool = False  # whether this is a target that shares its GPU with a draft's engine
+    gpus: str | None = None  # `CUDA_VISIBLE_DEVICES` of the engine's processes; None: that of this process
 
 
 TokenSpeculation = Literal["auto", "none", "shared_draft", "draft_model", "ngram", "suffix"]
@@ -68,7 +69,8 @@ def process_environment(config: VLLMConfig, cores: Sequence[int]) -> dict[str, s
     `cores` are the engine's `worker_cores`.
     """
     if not runs_on_cpu():
-        return {name: value for name, value in _gpu_environment(config).items() if name not in os.environ}
+        variables = {name: value for name, value in _gpu_environment(config).items() if name not in os.environ}
+        return variables | ({"CUDA_VISIBLE_DEVICES": config.gpus} if config.gpus is not None else {})
     from lookahead_agent.cpu import ENTRY_POINT, VARIABLE
 
     variables = {VARIABLE: "1"}

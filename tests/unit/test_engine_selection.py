@@ -49,7 +49,7 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
 
 
 def select(pair: tuple[Path, Path], platform: Platform = PLAIN, **options: Any) -> EngineSetup:
-    return select_engines(RuntimeSpec(MODELS, **options), *pair, platform, lambda _: 20_000)
+    return select_engines(RuntimeSpec(MODELS, **options), *pair, platform)
 
 
 def folder_of(weights: Weights | None) -> Path:
@@ -210,26 +210,18 @@ def test_gpu_keeps_the_models_precision_unless_another_is_requested(pair: tuple[
     assert folder_of(requested.target) == folder_of_form(pair[0], "w8a8")
 
 
-def test_gpu_default_is_a_shared_draft_that_pauses_while_several_requests_run(pair: tuple[Path, Path]) -> None:
-    for setup in select(pair, GPU, draft_engine=True), select(pair, GPU):
-        assert (setup.speculation_method, setup.draft_engine, setup.alone_when_busy) == ("shared_draft", True, True)
-        assert uses_shared_draft(setup.target_arguments["speculative_config"])
+def test_gpu_default_is_the_target_alone_and_steps_bring_a_shared_draft(pair: tuple[Path, Path]) -> None:
+    alone = select(pair, GPU)
+    assert (alone.speculation_method, alone.draft_engine, alone.draft) == ("none", False, None)
+    assert alone.target_arguments == {}
+    assert "known as an upper bound only" in alone.reason
+    steps = select(pair, GPU, draft_engine=True)
+    assert (steps.speculation_method, steps.draft_engine, steps.alone_when_busy) == ("shared_draft", True, True)
+    assert uses_shared_draft(steps.target_arguments["speculative_config"])
     requested = select(pair, GPU, token_speculation="shared_draft")
     assert uses_shared_draft(requested.target_arguments["speculative_config"])
-    assert not requested.alone_when_busy, "the user chose the method"
+    assert (requested.reason, requested.alone_when_busy) == ("", False), "the user chose the method"
     assert not select(pair, PLAIN).alone_when_busy, "on CPUs, measurements decide"
-
-
-def test_gpu_without_memory_for_a_draft_runs_the_target_alone(pair: tuple[Path, Path]) -> None:
-    spec = RuntimeSpec(MODELS)
-    alone = select_engines(spec, *pair, GPU, lambda _: 2900)
-    assert (alone.speculation_method, alone.draft_engine, alone.draft) == ("none", False, None)
-    assert alone.reason == "beside a draft the GPU has room for 2900 tokens"
-    short = json.loads((pair[0] / "config.json").read_text()) | {"max_position_embeddings": 2048}
-    (pair[0] / "config.json").write_text(json.dumps(short))
-    assert select_engines(spec, *pair, GPU, lambda _: 2900).draft_engine, "the whole context fits"
-    forced = select_engines(RuntimeSpec(MODELS, draft_engine=True), *pair, GPU, lambda _: 2900)
-    assert forced.draft_engine, "the user requested a draft engine"
 
 
 @pytest.mark.parametrize("size", ["tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"])

@@ -1,4 +1,4 @@
-"""How engines divide a GPU's memory."""
+"""Which GPUs engines run on, and how they divide the memory of those that they share."""
 
 from __future__ import annotations
 
@@ -9,11 +9,26 @@ from typing import Any
 import pytest
 
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.runtime.weights import context_that_fits, kv_cache_bytes_per_token, memory_shares, weight_bytes
+from lookahead_agent.hardware.gpus import (
+    PlannedEngine,
+    context_that_fits,
+    explain_room,
+    fill_parallel_size,
+    kv_cache_bytes_per_token,
+    memory_shares,
+    place_engines,
+    plan_memory,
+    visible_devices,
+    weight_bytes,
+)
+from lookahead_agent.models.catalogue import CATALOGUE
 
 GIB = 2**30
 H100 = 85_014_020_096
-QWEN3 = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "torch_dtype": "bfloat16"}
+QWEN3 = {
+    **{"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "torch_dtype": "bfloat16"},
+    "max_position_embeddings": 40960,
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "32b": {"hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64, "num_attention_heads": 64},
     "8b": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32},
@@ -25,6 +40,37 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
+_FIELDS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+_MODELS: dict[str, tuple[tuple[int, ...], dict[str, Any], int]] = {
+    "Qwen/Qwen3-32B": ((5120, 25600, 64, 64, 8), QWEN3, 32_762_123_264),
+    "Qwen/Qwen3-8B": ((4096, 12288, 36, 32, 8), QWEN3, 8_190_735_360),
+    "Qwen/Qwen3-1.7B": ((2048, 6144, 28, 16, 8), QWEN3 | {"tie_word_embeddings": True}, 1_720_574_976),
+    "Qwen/Qwen3-0.6B": ((1024, 3072, 28, 16, 8), QWEN3 | {"tie_word_embeddings": True}, 596_049_920),
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B": ((5120, 27648, 64, 40, 8), {"vocab_size": 152064}, 32_763_876_352),
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": ((1536, 8960, 28, 12, 2), {"vocab_size": 151936}, 1_777_088_000),
+    "Qwen/Qwen2.5-7B-Instruct": ((3584, 18944, 28, 28, 4), {"vocab_size": 152064}, 7_615_616_512),
+    "Qwen/Qwen2.5-Coder-1.5B-Instruct": (
+        *((1536, 8960, 28, 12, 2), {"vocab_size": 151936, "tie_word_embeddings": True}),
+        1_543_714_304,
+    ),
+    "Qwen/Qwen2.5-Coder-0.5B-Instruct": (
+        *((896, 4864, 24, 14, 2), {"vocab_size": 151936, "tie_word_embeddings": True}),
+        494_032_768,
+    ),
+    "HuggingFaceTB/SmolLM2-135M-Instruct": (
+        *((576, 1536, 30, 9, 3), {"vocab_size": 49152, "tie_word_embeddings": True}),
+        134_515_008,
+    ),
+}
+"""Shapes and numbers of weights of the catalogue's models and their judge, as published."""
+ROOM: dict[str, dict[int, tuple[int, int]]] = {
+    "qwen2.5-coder-1.5b": {24: (625_552, 348_224), 40: (1_176_816, 734_112), 80: (2_554_944, 1_698_800)},
+    "qwen2.5-coder-1.5b-smollm2": {24: (625_552, 289_728), 48: (1_452_432, 748_192), 80: (2_554_944, 1_359_472)},
+    "qwen3-8b": {24: (31_456, 2_896), 40: (138_656, 63_200), 48: (192_240, 93_344), 80: (406_624, 213_920)},
+    "qwen3-32b": {24: (0, 0), 40: (0, 0), 48: (0, 0), 80: (41_248, 12_432)},
+    "deepseek-r1-distill-qwen-32b": {24: (0, 0), 40: (0, 0), 48: (0, 0), 80: (41_248, 15_728)},
+}
+"""Tokens of context by set and GiB of a GPU: for the target alone, and with its draft."""
 DUMMY = {"load_format": "dummy"}
 
 
@@ -63,6 +109,127 @@ def test_cache_size_depends_on_its_dtype_and_the_draft_model(folders: dict[str, 
     )
 
 
+@pytest.fixture
+def catalogue(tmp_path: Path) -> dict[str, Path]:
+    """Folders of the catalogue's models by Hub id, with shapes and without weights."""
+    folders = {}
+    for name, (sizes, more, _) in _MODELS.items():
+        folders[name] = tmp_path / name
+        folders[name].mkdir(parents=True)
+        config = {"max_position_embeddings": 32768, "torch_dtype": "bfloat16"} | dict(zip(_FIELDS, sizes, strict=True))
+        (folders[name] / "config.json").write_text(json.dumps(config | more))
+    return folders
+
+
+def test_weights_of_the_catalogue_have_their_published_sizes(catalogue: dict[str, Path]) -> None:
+    for name, (_, _, count) in _MODELS.items():
+        assert weight_bytes(catalogue[name], {}) / 2 == pytest.approx(count, rel=0.001), name
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_room_of_every_set_on_gpus_that_people_have(catalogue: dict[str, Path], name: str) -> None:
+    models = CATALOGUE[name]
+    assert models.draft is not None
+    alone: dict[str, PlannedEngine] = {"target": (catalogue[models.target.hub_id], {})}
+    pair = alone | {"draft": (catalogue[models.draft.hub_id], {})}
+    judged = pair | ({"judge": (catalogue[models.judge.hub_id], {})} if models.judge is not None else {})
+    for gib, (target, both) in ROOM[name].items():
+        total = gib * GIB
+        assert context_that_fits(alone, total) == target, gib
+        assert context_that_fits(pair, total) == both, gib
+        own = plan_memory(pair, place_engines({role: {} for role in pair}, {}, 2), [total, total])
+        assert (own.shares, own.room) == ({}, target), "the draft takes the second GPU, and its room"
+        assert models.judge is None or context_that_fits(judged, total) == 0, "the paper's judge needs a second GPU"
+        if not both:
+            with pytest.raises(ConfigurationError, match="do not fit into"):
+                memory_shares(pair, total)
+            continue
+        shares = memory_shares(pair, total)
+        assert sum(shares.values()) == pytest.approx(0.92, abs=0.001)
+        for role, engine in pair.items():
+            cache = shares[role] * total - weight_bytes(*engine) - 2.5 * GIB
+            assert cache / kv_cache_bytes_per_token(*engine) >= both * 0.99 - 16, "each engine caches the context"
+
+
+def test_share_of_a_judge_follows_from_its_weights(catalogue: dict[str, Path]) -> None:
+    names = {"target": "Qwen/Qwen3-8B", "draft": "Qwen/Qwen3-0.6B", "judge": "Qwen/Qwen2.5-7B-Instruct"}
+    engines: dict[str, PlannedEngine] = {role: (catalogue[name], {}) for role, name in names.items()}
+    shares = memory_shares(engines, 80 * GIB)
+    assert sum(shares.values()) == pytest.approx(0.92, abs=0.001)
+    cached = shares["judge"] * 80 * GIB - weight_bytes(*engines["judge"]) - 2.5 * GIB
+    assert cached / kv_cache_bytes_per_token(*engines["judge"]) == pytest.approx(16384, rel=0.01)
+    quantized = engines | {"judge": (engines["judge"][0], {"quantization": "fp8"})}
+    assert memory_shares(quantized, 80 * GIB)["judge"] < shares["judge"]
+
+
+def test_explanation_says_what_makes_room_with_the_tokens(catalogue: dict[str, Path]) -> None:
+    engines: dict[str, PlannedEngine] = {
+        "target": (catalogue["Qwen/Qwen3-8B"], {}),
+        "draft": (catalogue["Qwen/Qwen3-0.6B"], {}),
+    }
+    found = explain_room(engines, 24 * GIB)
+    assert found.startswith("target and draft share a GPU of 24 GiB with room for 2896 tokens of context; more room: ")
+    assert "fp8 weights (engine_args={'quantization': 'fp8'}) 31072 tokens" in found
+    assert "an fp8 cache ({'kv_cache_dtype': 'fp8'}) 5824 tokens" in found
+    assert "a second GPU, or the target alone, 31456 tokens" in found
+    assert "{'tensor_parallel_size': 2}) 40960 tokens" in found, "no more than the trained context"
+    assert "more room" not in explain_room(engines, 80 * GIB)
+
+
+def test_engines_are_placed_on_gpus_of_their_own() -> None:
+    def place(visible: int, gpus: dict[str, str] | None = None, **arguments: dict[str, Any]) -> dict[str, list[int]]:
+        roles = {role: arguments.get(role, {}) for role in ("target", "draft", "judge")}
+        return place_engines(roles, gpus or {}, visible)
+
+    assert place(1) == {"target": [0], "draft": [0], "judge": [0]}
+    assert place(2) == {"target": [0], "draft": [1], "judge": [1]}, "the judge shares the draft's"
+    assert place(3) == {"target": [0], "draft": [1], "judge": [2]}
+    two = {"tensor_parallel_size": 2}
+    assert place(4, target=two) == {"target": [0, 1], "draft": [2], "judge": [3]}
+    assert place(2, target=two) == {"target": [0, 1], "draft": [0], "judge": [0]}
+    assert place(4, {"target": "2,3"}, target=two) == {"target": [2, 3], "draft": [0], "judge": [1]}
+    assert place(4, {"draft": "0", "judge": "0"}, target=two) == {"draft": [0], "judge": [0], "target": [1, 2]}
+    with pytest.raises(ConfigurationError, match="names GPU 4, and 4 are visible"):
+        place(4, {"draft": "4"})
+
+
+def test_engines_on_overlapping_gpus_share_them(folders: dict[str, Path]) -> None:
+    engines: dict[str, PlannedEngine] = {
+        "target": (folders["8b"], {"tensor_parallel_size": 2}),
+        "draft": (folders["1.7b"], {}),
+        "judge": (folders["1.7b"], {}),
+    }
+    plan = plan_memory(engines, {"target": [0, 1], "draft": [1], "judge": [2]}, [H100] * 3)
+    assert plan.shares.keys() == {"target", "draft"}
+    assert plan.shares == memory_shares({role: engines[role] for role in plan.shares}, H100)
+    assert "the judge has GPU 2 of its own" in plan.explanation
+
+
+def test_gpus_shard_an_engine_unless_its_arguments_do() -> None:
+    assert fill_parallel_size({}, None, "target") == fill_parallel_size({}, "3", "target") == {}
+    assert fill_parallel_size({}, "0, 2", "target") == {"tensor_parallel_size": 2}
+    four = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
+    assert fill_parallel_size(four, "0,1,2,3", "target") == four
+    with pytest.raises(ConfigurationError, match="need 4 GPUs"):
+        fill_parallel_size(four, "0,1", "target")
+    for text in ("", "0,", "a", "0,0", "-1", "0,00"):
+        with pytest.raises(ConfigurationError, match="the numbers of the GPUs"):
+            fill_parallel_size({}, text, "draft")
+
+
+def test_variable_names_devices_among_the_visible_ones() -> None:
+    assert visible_devices([0, 2], None) == visible_devices([0, 2], "") == "0,2"
+    assert visible_devices([1], "4,6") == "6"
+    assert visible_devices([0], "GPU-6e5f, GPU-8c1d") == "GPU-6e5f"
+
+
+def test_heads_are_replicated_beyond_their_number(folders: dict[str, Path]) -> None:
+    whole = kv_cache_bytes_per_token(folders["8b"], {})
+    sizes = {4: whole // 4, 8: whole // 8, 16: whole // 8}
+    assert {size: kv_cache_bytes_per_token(folders["8b"], {"tensor_parallel_size": size}) for size in sizes} == sizes
+    assert kv_cache_bytes_per_token(folders["8b"], {"pipeline_parallel_size": 4}) == whole // 4
+
+
 def test_memory_shares_let_engines_cache_the_same_number_of_tokens(folders: dict[str, Path]) -> None:
     engines = {"target": (folders["32b"], DUMMY), "draft": (folders["1.7b"], DUMMY)}
     shares = memory_shares(engines, H100)
@@ -76,9 +243,9 @@ def test_memory_shares_let_engines_cache_the_same_number_of_tokens(folders: dict
 
 
 def test_context_that_fits_depends_on_the_models_and_the_gpus_memory(folders: dict[str, Path]) -> None:
-    pair = [(folders["8b"], DUMMY), (folders["1.7b"], DUMMY)]
+    pair = {"target": (folders["8b"], DUMMY), "draft": (folders["1.7b"], DUMMY)}
     assert context_that_fits(pair, H100) > 100_000
-    assert context_that_fits(pair[:1], 24 * GIB) == pytest.approx(31_000, rel=0.1)
+    assert context_that_fits({"target": pair["target"]}, 24 * GIB) == pytest.approx(31_000, rel=0.1)
     assert context_that_fits(pair, 24 * GIB) == 0, "not even the weights fit"
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from lookahead_agent.cpu import format_cores, share_cores
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
 from lookahead_agent.engines.servers import RemoteModel
-from lookahead_agent.engines.vllm_config import VLLMConfig, runs_on_cpu
+from lookahead_agent.engines.vllm_config import VLLMConfig, process_environment, runs_on_cpu
 from lookahead_agent.errors import ConfigurationError, DiskSpaceError, EngineError, EngineStartError, LookaheadError
 from lookahead_agent.models.catalogue import ModelFacts
 from lookahead_agent.models.resolve import choose_models
@@ -245,49 +246,119 @@ def test_a_local_engine_with_a_remote_partner_gets_all_cores() -> None:
         assert runtime.launcher.config(local, FOLDER, {}).cores == format_cores(available_cores())
 
 
-def gpu_loaders(pool: Pool, select: Any = select_requested) -> Loaders:
-    def shares(engines: dict[str, Any], usable: float) -> dict[str, float]:
-        return {role: round(usable * share, 4) for role, share in zip(engines, (0.75, 0.25), strict=True)}
-
-    platform = Platform(on_cpu=False)
-    return Loaders(model_folder, select, pool=pool, platform=platform, memory_shares=shares)  # type: ignore[arg-type]
+SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+SMALL |= {"vocab_size": 1000, "max_position_embeddings": 32768}
+GPU_BYTES = 16 << 30
 
 
-@pytest.mark.parametrize(("judge", "usable"), [(None, 0.92), ("a/judge", 0.76)])
-def test_engines_on_one_gpu_split_its_memory(judge: str | None, usable: float) -> None:
-    pool, models = Pool(), choose_models("qwen2.5-coder-1.5b", judge=judge)
-    runtime = Runtime(RuntimeSpec(models), expects_draft=True, loaders=gpu_loaders(pool))
-    background.run(engines_of(runtime, "exact:depth=4" if judge is None else "judge:depth=4"))
-    found = {config.model.name: dict(config.arguments) for config in pool.started}
-    shares = [arguments["gpu_memory_utilization"] for arguments in found.values()]
-    assert sorted(shares, reverse=True)[:2] == pytest.approx([0.75 * usable, 0.25 * usable])
-    assert len(shares) == (2 if judge is None else 3)
-    assert sum(shares) == pytest.approx(0.92)
-    assert all(arguments["max_model_len"] == -1 for arguments in found.values()), "the longest context that fits"
+def small_model_folder(facts: ModelFacts, progress: object) -> Path:
+    folder = model_folder(facts, progress)
+    (folder / "config.json").write_text(json.dumps(SMALL))
+    return folder
+
+
+def gpu_loaders(pool: Pool, select: Any = select_requested, gpus: int = 1, size: int = GPU_BYTES) -> Loaders:
+    return Loaders(
+        small_model_folder,  # type: ignore[arg-type]
+        select,
+        pool=pool,  # type: ignore[arg-type]
+        platform=Platform(on_cpu=False),
+        fetch_config=small_model_folder,  # type: ignore[arg-type]
+        gpus=lambda: [size] * gpus,
+    )
+
+
+def started_on_gpus(
+    spec: RuntimeSpec, policy: str = "exact:depth=4", **machine: Any
+) -> tuple[dict[str, VLLMConfig], EngineSet]:
+    """The configurations of the engines by the name of the model, and the engines."""
+    pool = Pool()
+    runtime = Runtime(spec, expects_draft=True, loaders=gpu_loaders(pool, **machine))
+    engines = background.run(engines_of(runtime, policy))
     runtime.close()
+    return {config.model.name: config for config in pool.started}, engines
 
 
-def test_a_lone_target_gets_no_memory_arguments() -> None:
+TARGET_NAME, DRAFT_NAME = "Qwen2.5-Coder-1.5B-Instruct", "Qwen2.5-Coder-0.5B-Instruct"
+
+
+@pytest.mark.parametrize("judge", [None, "a/judge"])
+def test_engines_on_one_gpu_split_its_memory(judge: str | None) -> None:
+    models = choose_models("qwen2.5-coder-1.5b", judge=judge)
+    started, engines = started_on_gpus(RuntimeSpec(models), "exact:depth=4" if judge is None else "judge:depth=4")
+    found = {name: dict(config.arguments) for name, config in started.items()}
+    shares = [arguments["gpu_memory_utilization"] for arguments in found.values()]
+    assert len(shares) == (2 if judge is None else 3)
+    assert sum(shares) == pytest.approx(0.92, abs=0.001)
+    assert all(arguments["max_model_len"] == -1 for arguments in found.values()), "the longest context that fits"
+    assert {config.gpus for config in started.values()} == {None}
+    assert started[TARGET_NAME].beside_draft
+    assert engines.engine_setup is not None
+    assert "share a GPU of 16 GiB with room for" in engines.engine_setup.reason
+
+
+def test_draft_and_judge_take_gpus_of_their_own_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    judged = RuntimeSpec(choose_models("qwen2.5-coder-1.5b", judge="a/judge"))
+    started, engines = started_on_gpus(judged, "judge:depth=4", gpus=3)
+    assert {name: config.gpus for name, config in started.items()} == {TARGET_NAME: None, DRAFT_NAME: "1", "judge": "2"}
+    assert {config.arguments for config in started.values()} == {(("max_model_len", -1),)}, "each has its GPU's memory"
+    assert not started[TARGET_NAME].beside_draft
+    assert engines.engine_setup is not None
+    assert "the draft has GPU 1 of its own" in engines.engine_setup.reason
+    on_two, _ = started_on_gpus(judged, "judge:depth=4", gpus=2)
+    assert {name: config.gpus for name, config in on_two.items()} == {TARGET_NAME: None, DRAFT_NAME: "1", "judge": "1"}
+    assert "gpu_memory_utilization" not in dict(on_two[TARGET_NAME].arguments)
+    shares = [dict(on_two[name].arguments)["gpu_memory_utilization"] for name in (DRAFT_NAME, "judge")]
+    assert sum(shares) == pytest.approx(0.92, abs=0.001)
+
+
+def test_requested_gpus_are_named_among_the_visible_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    sharded = {"tensor_parallel_size": 2}
+    started, _ = started_on_gpus(RuntimeSpec(MODELS, sharded, gpus={"target": "2,3", "draft": "0"}), gpus=4)
+    assert {name: config.gpus for name, config in started.items()} == {TARGET_NAME: "6,7", DRAFT_NAME: "4"}
+    together, _ = started_on_gpus(RuntimeSpec(MODELS, gpus={"target": "1", "draft": "1"}), gpus=4)
+    assert {config.gpus for config in together.values()} == {"5"}
+    assert together[TARGET_NAME].beside_draft
+    if not runs_on_cpu():
+        assert process_environment(together[TARGET_NAME], [])["CUDA_VISIBLE_DEVICES"] == "5"
+    with pytest.raises(ConfigurationError, match="names GPU 4, and 4 are visible"):
+        started_on_gpus(RuntimeSpec(MODELS, gpus={"draft": "4"}), gpus=4)
+    on_cpu = Runtime(RuntimeSpec(MODELS, gpus={"draft": "1"}), expects_draft=True, loaders=loaders(Pool()))
+    with pytest.raises(ConfigurationError, match="gpus are for vLLM's CUDA build"):
+        background.run(engines_of(on_cpu))
+
+
+def test_a_judge_of_the_catalogue_without_room_leaves_judging_to_the_target() -> None:
+    spec = RuntimeSpec(choose_models("qwen3-32b"))
+    started, engines = started_on_gpus(spec, "judge:depth=4", size=6 << 30)
+    assert started.keys() == {"Qwen3-32B", "Qwen3-1.7B"}
+    assert isinstance(engines.judge, EngineJudge)
+    assert engines.engine_setup is not None
+    assert engines.engine_setup.reason.endswith("has no room for Qwen/Qwen2.5-7B-Instruct")
+    with_room, engines = started_on_gpus(spec, "judge:depth=4")
+    assert with_room.keys() == {"Qwen3-32B", "Qwen3-1.7B", "Qwen2.5-7B-Instruct"}
+    requested = RuntimeSpec(choose_models("qwen3-32b", judge="a/judge"))
+    with pytest.raises(ConfigurationError, match=r"judge \d+\.\d GiB before any cache"):
+        started_on_gpus(requested, "judge:depth=4", size=6 << 30)
+
+
+def test_a_lone_target_has_its_gpu_and_the_longest_context() -> None:
     server = RemoteModel("http://there/v1")
     pool = Pool()
     for spec, draft in ((RuntimeSpec(MODELS), False), (RuntimeSpec(MODELS, remote={"draft": server}), True)):
         runtime = Runtime(spec, expects_draft=draft, loaders=gpu_loaders(pool))
         background.run(engines_of(runtime, "off"))
-        assert dict(pool.started[-1].arguments) == {}
+        assert pool.started[-1].arguments == (("max_model_len", -1),)
         runtime.close()
 
 
 def test_explicit_gpu_memory_shares_are_kept() -> None:
-    pool = Pool()
     spec = RuntimeSpec(MODELS, {"gpu_memory_utilization": 0.5, "max_model_len": 512}, {"gpu_memory_utilization": 0.1})
-    runtime = Runtime(spec, expects_draft=True, loaders=gpu_loaders(pool))
-    background.run(engines_of(runtime, "exact:depth=4"))
-    target, draft = sorted((dict(config.arguments) for config in pool.started), key=lambda each: each["max_model_len"])[
-        ::-1
-    ]
-    assert target == {"gpu_memory_utilization": 0.5, "max_model_len": 512}
-    assert draft == {"gpu_memory_utilization": 0.1, "max_model_len": -1}
-    runtime.close()
+    started, _ = started_on_gpus(spec)
+    assert dict(started[TARGET_NAME].arguments) == {"gpu_memory_utilization": 0.5, "max_model_len": 512}
+    assert dict(started[DRAFT_NAME].arguments) == {"gpu_memory_utilization": 0.1, "max_model_len": -1}
 
 
 def with_shared_draft(_: RuntimeSpec, target: Path | None, draft: Path | None, __: object) -> EngineSetup:
@@ -308,7 +379,7 @@ def test_a_target_that_fails_with_a_shared_draft_starts_without_one() -> None:
     assert engines.draft is not None
     assert engines.engine_setup is not None
     assert engines.engine_setup.speculation_method == "none"
-    assert engines.engine_setup.reason.endswith("it did not start with one: no such proposer")
+    assert "it did not start with one: no such proposer. " in engines.engine_setup.reason
     assert not engines.speculates_on_tokens
     assert len(pool.held) == 2, "the draft of the failed attempt is not held twice"
     runtime.close()
