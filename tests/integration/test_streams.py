@@ -58,7 +58,8 @@ def unfinished(engine: Any) -> int:
 @pytest.mark.timeout(900)
 async def test_disconnected_streams_leave_no_request_and_memory_is_bounded(tiny: ChatLookahead) -> None:
     rounds: list[tuple[float, float]] = []
-    with serving(tiny, concurrent=24, queue=STREAMS) as (url, writer):
+    # A copy has a lease of its own: the server closes the chat model that it serves.
+    with serving(tiny.model_copy(), concurrent=24, queue=STREAMS) as (url, writer):
         engines = tiny.backend.runtime.running  # type: ignore[union-attr]
         assert engines is not None
         pair = (engines.target, engines.draft)
