@@ -343,7 +343,7 @@ async def _read_body(response: httpx.Response, kind: str, limit: int) -> bytes:
         if not response.is_error or not data:
             raise
         # The beginning of an error's page says what went wrong.
-    if not is_named and not _is_text(data[:limit]):
+    if not is_named and not _is_text(bytes(data[:limit])):
         raise ValueError(f"the page is of type {kind[:100]}, which is no text")
     return bytes(data[:limit])
 
