@@ -131,10 +131,11 @@ def check_references(schema: Mapping[str, Any]) -> None:
             if names or key not in ("$ref", "$defs")
         ]
         ref = None if names else part.get("$ref")
-        if not isinstance(ref, str) or not ref or ref in followed:  # another value has no meaning
+        if not ref or (isinstance(ref, str) and ref in followed):
             continue
-        if not (ref == "#" or ref.startswith("#/")) or (referenced := target(schema, ref)) is None:
-            raise ValueError(f"its schema refers to {ref[:100]!r}, which is no part of it")
+        is_local = isinstance(ref, str) and (ref == "#" or ref.startswith("#/"))
+        if not is_local or (referenced := target(schema, ref)) is None:
+            raise ValueError(f"its schema refers to {str(ref)[:100]!r}, which is no part of it")
         pending.append((referenced, followed | {ref}, level + 1, False))
 
 
