@@ -2,6 +2,7 @@
 
 import reprlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from inspect import isfunction
 from typing import Annotated, Any, Literal, Self
 
@@ -19,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from lookahead_agent.engines.json_schema import check_schema, refers_to_itself, relocate, subschemas, target
+from lookahead_agent.engines.json_schema import check_schema, refers_to_itself, relocate, repair, target
 from lookahead_agent.errors import ConfigurationError, check_encodable
 
 
@@ -203,8 +204,11 @@ def _convert(tool: Any) -> dict[str, Any]:
     """Convert a tool as LangChain does, but keep references: LangChain replaces them by their targets, which may be
     huge, and drops recursive ones."""
     schema = tool.tool_call_schema if isinstance(tool, BaseTool) else tool
-    if isinstance(tool, BaseTool) and isinstance(schema, dict) and any("$ref" in part for part in subschemas(schema)):
-        function = {"name": tool.name, "description": tool.description, "parameters": _parameters(schema)}
+    if isinstance(tool, BaseTool) and isinstance(schema, dict):
+        with suppress(RecursionError):  # `check_schema` refuses it
+            schema = repair(schema)
+        parameters = {"properties": {}, **_parameters(schema), "type": "object"}
+        function = {"name": tool.name, "description": tool.description, "parameters": parameters}
         return {"type": "function", "function": function}
     converted: dict[str, Any] = convert_to_openai_tool(tool)
     if isfunction(tool):

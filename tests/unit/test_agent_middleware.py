@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,7 @@ from lookahead_agent.agents.middleware import standard_middleware
 from lookahead_agent.agents.prompts import describe_tools, lookahead_settings, result_blocks
 from lookahead_agent.agents.thinking import ThinkingMiddleware
 from lookahead_agent.agents.tool_results import FitContextMiddleware, ToolResultMiddleware, describe_block
+from lookahead_agent.generation.call_options import CallOptions
 from lookahead_agent.testing import scripted_replies
 from tests.unit.chat import scripted_chat
 
@@ -473,8 +475,12 @@ ODD_SCHEMAS: list[Any] = [
     *({"type": "object", "properties": {"x": part}} for part in (
         True, False, None, {}, {"enum": None}, {"anyOf": None}, {"anyOf": [True, {"type": "null"}]}, {"items": None},
         {"type": "object", "properties": None, "required": None}, {"type": "array", "items": True},
-        {"description": None},
+        {"description": None}, {"enum": []}, {"anyOf": []}, {"required": True}, {"type": []}, {"default": math.nan},
+        {"$ref": None},
     )),
+    {"type": ["object", "null"], "properties": {"x": {}}, "required": True},
+    {"type": "object", "properties": {"$ref": {"type": "string"}}},
+    {"type": "object", "properties": {"x": {"$ref": "#/$defs/a~1b%20c"}}, "$defs": {"a/b c": {"type": "string"}}},
 ]  # fmt: skip
 
 
@@ -488,6 +494,20 @@ def test_odd_schemas_are_described_and_called() -> None:
         )
         build_plan_execute(llm, [order]).invoke({"messages": [("human", "?")]})
         assert called == [{}], schema
+        # Checks the form of a call.
+        options = CallOptions(tools=[order], tool_choice="any")
+        assert options.tools[0]["function"]["parameters"]["type"] == "object"
+
+
+def test_fields_of_a_schema_in_parts_are_described() -> None:
+    one, two = ({"type": "object", "properties": {name: {"type": "string"}}, "required": [name]} for name in "ab")
+    for schema, signature in (
+        ({"allOf": [one, two]}, "order(a: string, b: string): Order."),
+        ({"anyOf": [one, two]}, "order(a: string = null, b: string = null): Order."),
+        ({"type": "object", "properties": {"x": {"allOf": [one, two]}}}, 'order(x: {"a": string, "b": string} = null)'),
+        ({"$ref": "#/$defs/A", "$defs": {"A": {"oneOf": [one]}}}, "order(a: string = null): Order."),
+    ):
+        assert signature in describe_tools([order_tool(schema, [])])
 
 
 def test_describe_tools_lists_signatures_and_docstrings() -> None:

@@ -37,7 +37,7 @@ from lookahead_agent.sandbox import (
     run_isolated,
 )
 from lookahead_agent.sandbox.seccomp import system_call_filter
-from lookahead_agent.sandbox.worker import LANGUAGES, code_blocks
+from lookahead_agent.sandbox.worker import LANGUAGES, code_blocks, parse
 from tests.unit.escapes import ESCAPES, EXHAUSTIONS
 from tools import python_code
 from tools.python_code import make_python_tool, python
@@ -424,6 +424,17 @@ def test_code_runs_as_in_a_notebook(isolation: Isolation) -> None:
 )
 def test_code_in_markdown_fences_runs(text: str, output: str) -> None:
     assert attempt(text, "none") == output
+
+
+def test_code_is_read_as_a_notebook_reads_it() -> None:
+    for text, code in (
+        ("print(3)\n```", "print(3)\n"), ("```python\n```\nprint(3)", "print(3)"), ("\ufeffprint(3)", "print(3)"),
+        ("  print(3)\n  print(4)", "print(3)\nprint(4)"),
+        (">>> for i in (3, 4):\n...     print(i)\n...\n3\n4", "for i in (3, 4):\n    print(i)\n"),
+    ):  # fmt: skip
+        assert parse(text)[0] == code
+    with pytest.raises(IndentationError, match="unexpected indent"):
+        parse(" x = (")
 
 
 @pytest.mark.parametrize("text", ["```" * 50_000, "`" * 150_000, "```\n" * 30_000, "~~~ " * 50_000, "a `" * 50_000])
