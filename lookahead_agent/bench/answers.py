@@ -128,7 +128,7 @@ def _last_formula(text: str) -> str:
     """The last formula of a reply without a box, or its last line."""
     formulas = re.findall(r"\$\$?([^$\n]+)\$|\\\(([^\n]+?)\\\)|\\\[([^\n]+?)\\\]", text)
     if formulas:
-        return next(filter(None, formulas[-1]))
+        return "".join(formulas[-1])
     lines = text.strip().splitlines()
     return lines[-1].rpartition(":")[2].strip(" .") if lines else ""
 

@@ -57,11 +57,11 @@ def _main(cpu_seconds: int) -> None:
 
     for expected, given in json.loads(sys.stdin.buffer.read()):
         try:
-            first, second = (parse(f"\\boxed{{{text}}}") if text is not None else None for text in (expected, given))
+            first = parse(f"\\boxed{{{expected}}}")
             # Without an expression of SymPy, math-verify returns the text alone.
             result: bool | None = bool(first) and not isinstance(first[0], str)
-            if result and second is not None:
-                result = verify(first, second)
+            if result and given is not None:
+                result = verify(first, parse(f"\\boxed{{{given}}}"))
         except Exception:  # of SymPy, about an expression that it cannot take
             result = None
         sys.stdout.write(f"{json.dumps(result)}\n")

@@ -72,7 +72,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.filters = _Filters(self.filters)
 
     @staticmethod
-    def concat(texts: Iterable[str]) -> str:  # type: ignore[override]
+    def concat(texts: Iterable[str]) -> str:
         """Join the texts of `~`, of a macro, of a block, or of the whole template."""
         size, parts = 0, []
         for text in texts:
