@@ -117,7 +117,7 @@ def build_reflection(
         return {"good": isinstance(parsed, dict) and parsed.get("verdict") == "good"}
 
     def revise(state: dict[str, Any]) -> dict[str, Any]:
-        # An empty reply is no revision.
+        # An empty reply is not a revision.
         changed = state["reply"].text.strip() not in ("", state["text"].text.strip())
         text = state["reply"] if changed else state["text"]
         return {"text": text, "revisions": state["revisions"] + 1, "changed": changed}

@@ -20,31 +20,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware
 from langchain_core.language_models import BaseChatModel
 from langchain_core.tools import BaseTool
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph.state import CompiledStateGraph
 
-from lookahead_agent.agents.middleware import standard_middleware
-from lookahead_agent.agents.planning import PlanMiddleware
+from lookahead_agent.agents.plan_agent import FINISHER, PLANNER, build_plan_agent
 from lookahead_agent.agents.templates import default_llm, template
-
-PLANNER = """You solve problems with tools. You see no data yourself: only the tools do. The tools are:
-
-{tools}
-
-First say in one or two short sentences what is asked and how the tools find it. Then write "Plan:" and the calls that \
-are needed, one per line and numbered, with all arguments. $1 stands for the result of call 1: write it for each value \
-that you do not know yet. Code and texts of several lines stand in a block under their call, in place of that \
-argument. Write nothing after the last call. The plan has this form:
-
-Plan:
-{form}"""
-
-SOLVER = """You answer a question from the results of tool calls. Say in one or two short sentences what the \
-results say, and what is missing, if something is. Add nothing that the results do not say."""
 
 POLICIES = {"planner": r"balanced:delimiter=/\n+/", "executor": "off", "finisher": "strict"}
 
@@ -71,10 +54,16 @@ def build_rewoo(
     Raises:
         ValueError: `tools` is empty, a limit is below 1, or `ask_before` names an unknown tool.
     """
-    plan = PlanMiddleware(tools, planner=PLANNER, finisher=SOLVER, max_plans=1)
-    plan.warm(llm)
-    standard = standard_middleware(llm, tools, model_calls=model_calls, ask_before=ask_before, middleware=middleware)
-    return create_agent(llm, list(tools), middleware=[*standard, plan], checkpointer=checkpointer)
+    return build_plan_agent(
+        llm,
+        tools,
+        checkpointer,
+        planner=PLANNER,
+        finisher=FINISHER,
+        middleware=middleware,
+        ask_before=ask_before,
+        model_calls=model_calls,
+    )
 
 
 def graph() -> CompiledStateGraph[Any, Any, Any, Any]:

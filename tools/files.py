@@ -71,7 +71,8 @@ def read_text(
     text = "".join(all_lines[start : start + lines])
     shown = text[skipped:]
     if start and not text:
-        raise ValueError(f"{name!r} has {len(all_lines)} lines: there is none from first_line={first_line} on")
+        count = f"{len(all_lines)} line{'s' if len(all_lines) != 1 else ''}"
+        raise ValueError(f"{name!r} has {count}: there is none from first_line={first_line} on")
     if skipped and not shown:
         raise ValueError(
             f"{name!r} has {len(text)} characters from first_line={start + 1} on: there is none from "

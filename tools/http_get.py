@@ -47,6 +47,9 @@ _TEXT_TYPES = re.compile(
     r"text/.*|[^/]+/[^/]*\+(?:json|xml|yaml)|application/(?:x-)?(?:json|json5|jsonlines|jsonl|ndjson|json-seq|xml|xml-dtd"
     r"|yaml|toml|javascript|ecmascript|typescript|sql|graphql|sh|httpd-php|latex|tex|csv|www-form-urlencoded)"
 )
+# Types that say little, such as application/octet-stream or one of a vendor: the page itself shows whether it is text.
+_UNKNOWN_TYPES = re.compile(r"(?:application|message|model)/.*|")
+_NO_TEXT = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f]|\A%PDF-")
 _HTML_TYPES = ("text/html", "application/xhtml+xml")
 # Characters of the text that an error of the server shows.
 _REASON = 2_000
@@ -327,14 +330,30 @@ async def _send(
 
 
 async def _read_body(response: httpx.Response, kind: str, limit: int) -> bytes:
-    if not _TEXT_TYPES.fullmatch(kind):
+    is_named = _TEXT_TYPES.fullmatch(kind) is not None
+    if not is_named and not _UNKNOWN_TYPES.fullmatch(kind):
         raise ValueError(f"the page is of type {kind[:100]}, which is no text")
     data = bytearray()
-    async for piece in _decompressed(response, limit):
-        data += piece
-        if len(data) > limit:
-            raise ValueError(f"the page is longer than {limit} bytes")
-    return bytes(data)
+    try:
+        async for piece in _decompressed(response, limit):
+            data += piece
+            if len(data) > limit:
+                raise ValueError(f"the page is longer than {limit} bytes")
+    except ValueError:
+        if not response.is_error or not data:
+            raise
+        # The beginning of an error's page says what went wrong.
+    if not is_named and not _is_text(bytes(data[:limit])):
+        raise ValueError(f"the page is of type {kind[:100]}, which is no text")
+    return bytes(data[:limit])
+
+
+def _is_text(data: bytes) -> bool:
+    """Whether the data is UTF-8 without control characters, so that a type says too little of it."""
+    try:
+        return _NO_TEXT.search(data.decode("utf-8", errors="strict")) is None
+    except UnicodeDecodeError:
+        return False
 
 
 def _decoded(data: bytes, content_type: str) -> str:
@@ -346,11 +365,21 @@ def _decoded(data: bytes, content_type: str) -> str:
         label = found[1]
     else:
         declared = _DECLARED.search(data[:1024])
-        label = declared[1].decode() if declared and b"\0" not in data[:4] else "utf-8"
+        label = declared[1].decode() if declared and b"\0" not in data[:4] else _undeclared(data)
         label = "utf-8" if label.lower().startswith("utf-16") else label  # it was read as ASCII
     encoding = webencodings.lookup(label)
     text: str = webencodings.decode(data, encoding or webencodings.UTF8, errors="replace")[0]
     return text
+
+
+def _undeclared(data: bytes) -> str:
+    """Return the encoding of a page that names none: UTF-8, or what browsers take other pages for."""
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        # A page that is cut in the middle of a character is UTF-8 all the same.
+        return "utf-8" if error.end == len(data) and error.start > 0 else "windows-1252"
+    return "utf-8"
 
 
 async def _decompressed(response: httpx.Response, limit: int) -> AsyncIterator[bytes]:

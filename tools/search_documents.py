@@ -51,6 +51,7 @@ _SIGNATURES = (
     b"\xd0\xcf\x11\xe0", b"BZh", b"7z\xbc\xaf", b"MZ",
 )  # fmt: skip
 _CONTROLS = bytes({*range(32)} - {*b"\t\n\r\f\v\b\x1b"})
+_ISO_2022_JP = re.compile(rb"\x1b\$[@B]")  # the only common encoding of Japanese that has 7 bits
 _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"),
@@ -381,6 +382,8 @@ def _decoded(data: bytes) -> tuple[str | None, str | None]:
                 return data.decode(encoding, errors="replace"), encoding
         return None, None
     sample = data[:_SAMPLE]
+    if _ISO_2022_JP.search(sample):
+        return data.decode("iso2022_jp", errors="replace"), "iso2022_jp"
     if (len(sample) - len(sample.translate(None, _CONTROLS))) * 50 > len(sample):
         return None, None
     try:

@@ -30,7 +30,7 @@ _MEMORY = 64 << 20
 # Characters for the notices about further rows and about a truncated header or row.
 _NOTICES = 300
 _LANGUAGES = ("sql", "sqlite", "sqlite3", "postgresql", "postgres", "mysql", "mariadb", "duckdb")
-_LABEL = re.compile(r"\s*(?:sql|(?:sql[ _]?)?(?:query|statement))\s*:", re.IGNORECASE)
+_LABEL = re.compile(r"\ufeff?\s*(?:(?:sql|(?:sql[ _]?)?(?:query|statement))\s*:|sql\s*\n)|\ufeff", re.IGNORECASE)
 # Databases besides SQLite by the scheme of their URL, and the schemas whose tables need no prefix.
 _SERVERS = ("postgresql", "postgres", "mysql", "mariadb", "duckdb")
 _DEFAULT_SCHEMAS = ("public", "main")
@@ -120,14 +120,16 @@ def database_path(address: str | Path) -> Path:
 
 def _is_server(address: str | Path) -> bool:
     """Whether an address is the URL of another database than SQLite."""
-    return isinstance(address, str) and re.match(rf"(?:{'|'.join(_SERVERS)})(?:\+\w+)?://", address) is not None
+    pattern = rf"(?:{'|'.join(_SERVERS)})(?:\+\w+)?://"
+    return isinstance(address, str) and re.match(pattern, address, re.IGNORECASE) is not None
 
 
 def _ask_server(url: str, statement: str | None, limits: SqlLimits) -> str:
     """Run a statement on another database; without a statement, describe its tables."""
     rows = limits.rows if statement is not None else _MAX_COLUMNS
+    scheme, colon, rest = url.partition("://")
     request = {
-        "url": re.sub(r"^postgres(?=[:+])", "postgresql", url),
+        "url": re.sub(r"^postgres(?=\+|$)", "postgresql", scheme.lower()) + colon + rest,
         "statement": statement,
         "rows": rows,
         "seconds": limits.seconds,
@@ -193,7 +195,7 @@ def make_sql_tool(database: str | Path, limits: SqlLimits | None = None) -> Base
         ValueError: The database does not exist, or cannot be read now.
     """
     source = database if _is_server(database) else database_path(database)
-    kind = str(database).split(":")[0].split("+")[0] if _is_server(database) else "SQLite"
+    kind = str(database).split(":")[0].split("+")[0].lower() if _is_server(database) else "SQLite"
     description = f"Ask the {kind} database with one SELECT statement. Its tables:\n{schema(source)}"
 
     @make_tool(description=description, rest=_REST, read_only=True)
@@ -215,7 +217,7 @@ def _run_worker(database: str | Path, statement: str | None, limits: SqlLimits) 
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: a loop of links
         raise ValueError(f"the database {database.name} cannot be opened: {error}") from None
     if not exists:
-        raise ValueError(f"there is no database {database.name}")
+        raise ValueError(f"there is no database {database.name or database}")
     if _has_unread_log(path):
         return _on_a_copy(path, statement, limits)
     return _ask(path, statement, limits)

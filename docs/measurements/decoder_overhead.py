@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Sequence
 from lookahead_agent.decoding import DecodingSettings, ReplyRequest, lookahead
 from lookahead_agent.engines import ScriptedTokenizer
 from lookahead_agent.engines.protocol import Delta, Sampling
-from lookahead_agent.verifiers.exact import ExactVerifier
+from lookahead_agent.verifiers.model_free import ExactVerifier
 
 PROMPT = (1,) * 200
 TOKENS, STEP_TOKENS = 32_000, 16

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import aclosing, closing, suppress
 from contextvars import copy_context
@@ -45,71 +45,50 @@ class EarlyCallMiddleware(PlanMiddleware):
         """Call the model; a plan's tool calls run meanwhile, and their messages follow the plan."""
         if model_call.plan is None:
             return super().ask(model_call, handler)
-        early, futures = _PlanCalls(self, model_call), set[Future[None]]()
+        futures = set[Future[None]]()
 
-        def start(*, complete: bool = False) -> None:
-            for request in early.ready(complete=complete):
-                # The node's context lets tracing attribute tools to the node.
-                futures.add(threads.submit(copy_context().run, run, request))
-
-        def invoke(request: ToolCallRequest) -> Any:
-            try:
-                return contain_tool(cast(BaseTool, request.tool), asynchronous=False).invoke(request.tool_call)
-            except GraphBubbleUp:
-                raise
-            except Exception as error:
-                return _failure(request, error)
+        def start(request: ToolCallRequest) -> None:
+            # The node's context lets tracing attribute tools to the node.
+            futures.add(threads.submit(copy_context().run, run, request))
 
         def run(request: ToolCallRequest) -> None:
             with suppress(GraphBubbleUp):  # it asks a person: the tool node repeats the call
-                early.record(early.tool_results.wrap_tool_call(request, invoke))
-            start()
+                early.record(early.tool_results.wrap_tool_call(request, _invoke))
 
+        early = _PlanCalls(self, model_call, start)
         stream: Any = model_call.request.model.stream(early.prompt, **model_call.request.model_settings)
         with ThreadPoolExecutor(MAX_CALLS, thread_name_prefix="early-call") as threads, closing(stream) as chunks:
             for chunk in chunks:
                 early.read(chunk)
-                if "\n" in chunk.text:  # a line is complete
-                    start()
-            start(complete=True)
+            early.end_reply()
             while any(not future.done() for future in list(futures)):
                 wait(list(futures))
             for future in futures:
-                future.result()  # raises what is no failure of the tool
+                future.result()  # raises what is not a failure of the tool
         return ModelResponse(result=early.messages())
 
     async def aask(self, model_call: ModelCall, handler: AsyncHandler) -> ModelResponse[Any]:
         """Run `ask` in an event loop."""
         if model_call.plan is None:
             return await super().aask(model_call, handler)
-        early, tasks, slots = _PlanCalls(self, model_call), set[asyncio.Task[None]](), asyncio.Semaphore(MAX_CALLS)
+        tasks, slots = set[asyncio.Task[None]](), asyncio.Semaphore(MAX_CALLS)
 
-        def start(*, complete: bool = False) -> None:
-            for request in early.ready(complete=complete):
-                tasks.add(asyncio.create_task(run(request)))
-
-        async def ainvoke(request: ToolCallRequest) -> Any:
-            try:
-                return await contain_tool(cast(BaseTool, request.tool), asynchronous=True).ainvoke(request.tool_call)
-            except GraphBubbleUp:
-                raise
-            except Exception as error:
-                return _failure(request, error)
+        def start(request: ToolCallRequest) -> None:
+            tasks.add(asyncio.create_task(run(request)))
 
         async def run(request: ToolCallRequest) -> None:
             with suppress(GraphBubbleUp):
                 async with slots:
-                    early.record(await early.tool_results.awrap_tool_call(request, ainvoke))
-            start()
+                    result = await early.tool_results.awrap_tool_call(request, _ainvoke)
+                early.record(result)
 
+        early = _PlanCalls(self, model_call, start)
         stream: Any = model_call.request.model.astream(early.prompt, **model_call.request.model_settings)
         try:
             async with aclosing(stream) as chunks:
                 async for chunk in chunks:
                     early.read(chunk)
-                    if "\n" in chunk.text:
-                        start()
-            start(complete=True)
+            early.end_reply()
             while any(not task.done() for task in list(tasks)):
                 await asyncio.wait(list(tasks))
             for task in tasks:
@@ -121,17 +100,40 @@ class EarlyCallMiddleware(PlanMiddleware):
         return ModelResponse(result=early.messages())
 
 
+def _invoke(request: ToolCallRequest) -> Any:
+    try:
+        return contain_tool(cast(BaseTool, request.tool), asynchronous=False).invoke(request.tool_call)
+    except GraphBubbleUp:
+        raise
+    except Exception as error:
+        return _failure(request, error)
+
+
+async def _ainvoke(request: ToolCallRequest) -> Any:
+    try:
+        return await contain_tool(cast(BaseTool, request.tool), asynchronous=True).ainvoke(request.tool_call)
+    except GraphBubbleUp:
+        raise
+    except Exception as error:
+        return _failure(request, error)
+
+
 def _failure(request: ToolCallRequest, error: Exception) -> ToolMessage:
     call = request.tool_call
     return ToolMessage(error_text(error), tool_call_id=call["id"], name=call["name"], status="error")
 
 
 class _PlanCalls:
-    """The calls of a plan that can start, and their results."""
+    """The flow of a plan with early calls: reads the reply, starts calls that can run, and stores their results.
 
-    def __init__(self, middleware: EarlyCallMiddleware, model_call: ModelCall) -> None:
+    `start` runs a call, in a thread or a task, and gives its result to `record`.
+    """
+
+    def __init__(
+        self, middleware: EarlyCallMiddleware, model_call: ModelCall, start: Callable[[ToolCallRequest], None]
+    ) -> None:
         assert model_call.plan is not None
-        self._middleware = middleware
+        self._middleware, self._start = middleware, start
         self._earlier, self._known = model_call.earlier, results_of(model_call.earlier)
         self._plan, self._request = model_call.plan, (request := model_call.request)
         self.prompt = [*([request.system_message] if request.system_message is not None else []), *request.messages]
@@ -140,18 +142,28 @@ class _PlanCalls:
         self._reply = AIMessageChunk(content="")
         self._calls: dict[int, ToolCall] = {}
         self._results: dict[int, ToolMessage] = {}
+        self._is_complete = False  # whether the reply is
         self._lock = threading.Lock()
 
     def read(self, chunk: AIMessageChunk) -> None:
+        """Append a chunk of the reply; a complete line may be a call that can start."""
         with self._lock:
             self._reply += chunk
+        if "\n" in chunk.text:
+            self._start_ready()
+
+    def end_reply(self) -> None:
+        """Start the calls of the last lines too."""
+        self._is_complete = True
+        self._start_ready()
 
     def record(self, result: Any) -> None:
-        """Store a result, also that of a failed call."""
+        """Store a result, also that of a failed call, and start the calls that waited for it."""
         if isinstance(result, ToolMessage):
             with self._lock:
                 numbers = {call["id"]: number for number, call in self._calls.items()}
                 self._results[numbers[result.tool_call_id]] = result
+            self._start_ready()
 
     def messages(self) -> list[BaseMessage]:
         """Return the reply, and the calls with their results."""
@@ -162,10 +174,14 @@ class _PlanCalls:
         calls = AIMessage("", name="executor", tool_calls=[self._calls[number] for number in numbers])
         return [reply, calls, *(self._results[number] for number in numbers)]
 
-    def ready(self, *, complete: bool) -> list[ToolCallRequest]:
+    def _start_ready(self) -> None:
+        for request in self._ready():
+            self._start(request)
+
+    def _ready(self) -> list[ToolCallRequest]:
         """Return the calls that can start now, each once; the last line of an incomplete reply may go on."""
         with self._lock:
-            text = str(self._reply.text)
+            text, complete = str(self._reply.text), self._is_complete
             lines = parse_plan(
                 text if complete else text[: text.rfind("\n") + 1], self._middleware.by_name, len(self._known)
             )

@@ -8,11 +8,13 @@ import logging
 import os
 import re
 from collections.abc import Mapping
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from lookahead_agent.errors import ConfigurationError, extra_imports, validation_message
 
@@ -29,10 +31,14 @@ _OTHER_NAMES = {
 }  # fmt: skip
 """Names that some clients have for a key."""
 
+_SWITCHES = ("enabled", "isActive", "active")
+"""Keys whose value false switches a server off."""
+
 _OF_PROGRAMS = ("args", "env", "environment", "cwd", "envFile")
 _OF_URLS = ("headers", "requestInit")
 _WITHOUT_EFFECT = frozenset({"name", "title", "description", "comment", "note", "icon", "gallery", "version"})
 _APPROVALS = ("autoApprove", "alwaysAllow", "trust")
+_MAX_SECONDS = 3_600
 _TOOLS_ADVICE = "remove it, and select tools in Python, or ask before their calls (`ask_before`)"
 _ADVICE = {
     **dict.fromkeys(
@@ -50,22 +56,37 @@ def _as_texts(value: Any) -> Any:
     """Return variables as texts, without those that VS Code removes, whose value is null."""
     if not isinstance(value, Mapping):
         return value
-    is_number = {name: isinstance(entry, (int, float)) and not isinstance(entry, bool) for name, entry in value.items()}
-    return {name: str(entry) if is_number[name] else entry for name, entry in value.items() if entry is not None}
+    return {name: _as_text(entry) for name, entry in value.items() if entry is not None}
+
+
+def _as_text(value: Any) -> Any:
+    """Return a number as a text: a port may be written so."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return str(value) if is_number else value
+
+
+def _check_seconds(value: float | None) -> float | None:
+    if value is not None and value > _MAX_SECONDS:
+        raise PydanticCustomError(
+            "seconds",
+            "{value} is more than the 3,600 seconds of an hour: other clients mean milliseconds",
+            {"value": f"{value:g}"},
+        )
+    return value
 
 
 class McpServer(BaseModel):
     """An MCP server: a program that serves over its standard streams, or a URL."""
 
     command: str | None = None
-    args: list[str] = Field(default_factory=list)
+    args: list[Annotated[str, BeforeValidator(_as_text)]] = Field(default_factory=list)
     # Besides the variables that every program needs.
     env: Annotated[dict[str, str], BeforeValidator(_as_texts)] = Field(default_factory=dict)
     cwd: str | None = None  # working directory
     url: str | None = None  # of a running server
     type: Annotated[Literal["stdio", "http", "sse"] | None, BeforeValidator(_as_transport)] = None
-    headers: dict[str, str] = Field(default_factory=dict)  # of requests to the URL
-    timeout: float | None = Field(None, gt=0, le=3600)  # seconds of a call; other clients mean milliseconds
+    headers: Annotated[dict[str, str], BeforeValidator(_as_texts)] = Field(default_factory=dict)  # of requests
+    timeout: Annotated[float | None, Field(gt=0), AfterValidator(_check_seconds)] = None  # of a call
 
 
 def read_servers(file: Path, environment: Mapping[str, str] = os.environ) -> dict[str, McpServer]:
@@ -94,7 +115,7 @@ def read_servers(file: Path, environment: Mapping[str, str] = os.environ) -> dic
     for name, entry in entries.items():
         try:
             if not _is_disabled(entry):
-                servers[name] = _read(variables.replace(entry), name, variables.folder)
+                servers[name] = _read(variables.of_entry(entry), name, variables.folder)
         except ValidationError as error:
             raise ConfigurationError(f"{file.name}: the server {name!r}: {validation_message(error)}") from None
         except (ValueError, RecursionError) as error:
@@ -122,10 +143,10 @@ def _entries(content: Any) -> dict[str, Any]:
 def _is_disabled(entry: Any) -> bool:
     if not isinstance(entry, dict):
         raise ValueError("has to be an object")
-    for key in ("disabled", "enabled"):
+    for key in ("disabled", *_SWITCHES):
         if not isinstance(entry.get(key, False), (bool, type(None))):
             raise ValueError(f"has {key!r}, which has to be true or false")
-    return bool(entry.get("disabled")) or entry.get("enabled") is False
+    return bool(entry.get("disabled")) or any(entry.get(key) is False for key in _SWITCHES)
 
 
 class _Variables:
@@ -144,6 +165,15 @@ class _Variables:
         inputs = content.get("inputs")
         entries = [entry for entry in inputs if isinstance(entry, dict)] if isinstance(inputs, list) else []
         self._inputs = {str(entry.get("id")): entry.get("description") for entry in entries}
+
+    def of_entry(self, entry: dict[str, Any]) -> Any:
+        """Replace the variables in an entry, which may use those that it sets for its own program."""
+        own = _as_texts(self.replace(entry.get("env") or entry.get("environment")))
+        if not isinstance(own, Mapping):
+            return self.replace(entry)
+        inner = copy(self)
+        inner._environment = {**self._environment, **own}
+        return inner.replace(entry)
 
     def replace(self, value: Any) -> Any:
         """Replace the variables in all texts of a value; raises ValueError if there is none of a name."""
@@ -183,7 +213,7 @@ def _read(entry: dict[str, Any], name: str, folder: Path) -> McpServer:
     env_file = None
     for key, value in entry.items():
         # Clients write empty values for all that they know.
-        if value in (None, "", [], {}, False) or key in ("enabled", *_WITHOUT_EFFECT) or key[:1] in ("_", "$", "/"):
+        if value in (None, "", [], {}, False) or key in (*_SWITCHES, *_WITHOUT_EFFECT) or key[:1] in ("_", "$", "/"):
             continue
         if key in _OTHER_NAMES or key in McpServer.model_fields:
             give(_OTHER_NAMES.get(key, key), value, key)

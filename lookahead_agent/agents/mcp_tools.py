@@ -24,6 +24,7 @@ from lookahead_agent.agents.mcp_files import read_servers as read_servers
 from lookahead_agent.agents.tool_schemas import check_tool_schema, misfit
 from lookahead_agent.agents.tool_use import truncate
 from lookahead_agent.errors import ConfigurationError, extra_imports, validation_message
+from lookahead_agent.system.background import result_of
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
@@ -164,12 +165,7 @@ class _McpTool(BaseTool):
 
     # All parameters are positional-only or variadic, because a server's arguments may have any name.
     def _run(self, /, **arguments: Any) -> str:
-        future = self.begin(arguments)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
+        return result_of(self.begin(arguments))
 
     async def _arun(self, /, **arguments: Any) -> str:
         return await asyncio.wrap_future(self.begin(arguments))

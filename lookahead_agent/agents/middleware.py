@@ -15,7 +15,7 @@ from langchain.agents.middleware import (
 )
 from langchain.agents.middleware.types import PrivateStateAttr
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, AnyMessage, ToolMessage
+from langchain_core.messages import AIMessage, AnyMessage, InvalidToolCall, ToolMessage
 from langchain_core.tools import BaseTool
 
 from lookahead_agent.agents.prompts import lookahead_settings
@@ -24,7 +24,6 @@ from lookahead_agent.agents.tool_results import FitContextMiddleware, ToolResult
 from lookahead_agent.agents.tool_schemas import check_tools
 from lookahead_agent.agents.tool_use import error_text, is_read_only
 from lookahead_agent.agents.turns import FINISHER, MODEL_CALLS, FinalAnswerMiddleware, ModelCall, Turn, TurnMiddleware
-from lookahead_agent.generation.tool_calls import invalid_call_messages
 from lookahead_agent.policy import PolicyLike, as_policy
 
 
@@ -164,10 +163,19 @@ class InvalidToolCallMiddleware(AgentMiddleware[Any, Any, Any]):
         failures: int = state.get("invalid_replies", 0)  # type: ignore[assignment]
         if not isinstance(reply, AIMessage) or not reply.invalid_tool_calls:
             return {"invalid_replies": 0} if failures else None
-        notes: list[AnyMessage] = [*invalid_call_messages(reply)]
+        notes: list[AnyMessage] = [*map(_explain_invalid, reply.invalid_tool_calls)]
         if reply.tool_calls:
             return {"messages": notes, "invalid_replies": 0}
         if failures < self.max_retries:
             return {"messages": notes, "jump_to": "model", "invalid_replies": failures + 1}
         problem = f"{failures + 1} replies in a row had tool calls that could not be read; {notes[-1].text}"
         return {"messages": [*notes, AIMessage(problem)], "jump_to": "end", "invalid_replies": 0}
+
+
+def _explain_invalid(call: InvalidToolCall) -> ToolMessage:
+    """Return a message with the error of an invalid call, for the model."""
+    reason, name = call.get("error") or "its arguments are not a JSON object", call.get("name")
+    # Small models call again only if the message names the tool.
+    instruction = f"Call {name or 'the tool'} again, with arguments that are one JSON object."
+    text = f"Error: this call could not be read ({reason}). {instruction}"
+    return ToolMessage(text, tool_call_id=call.get("id") or "", name=name, status="error")

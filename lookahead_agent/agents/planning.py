@@ -142,7 +142,7 @@ class PlanMiddleware(TurnMiddleware):
             conversation = Conversation.read([*request.messages, *messages], self.by_name, exact)
             run = conversation.plans[-1] if conversation.plans else None
             ready, line = (self._ready(run), self._next_incomplete(run)) if run is not None else ([], None)
-            replan = len(conversation.plans) < self._max_plans and run is not None and run.failed
+            replan = len(conversation.plans) < self._max_plans and run is not None and run.has_failed
             if run is None or (replan and not ready and line is None):
                 model_request, number = self._planner_request(request, conversation), len(conversation.plans) + 1
                 plan, *early = (yield ModelCall(model_request, plan=number, earlier=conversation.plans)).result
@@ -340,7 +340,7 @@ def _is_same(call: ToolCall, other: ToolCall) -> bool:
 def _with_note(request: ToolCallRequest, result: ToolResult) -> ToolResult:
     """Note the executed call and its own result if it is not the one of the model's message.
 
-    LangChain then tells the model so in the text of the result, which is no part of the result's value.
+    LangChain then tells the model so in the text of the result, which is not part of the result's value.
     """
     call = request.tool_call
     replies = [message for message in messages_of_run(request.state) if isinstance(message, AIMessage)]

@@ -142,7 +142,7 @@ def _json_or_text(result: str) -> Any:
 
 
 def _raise(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def is_value(result: str) -> bool:
@@ -352,7 +352,7 @@ class PlanRun:
         }
 
     @property
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         """Whether a line has no successful result."""
         return not {line.number for line in self.lines} <= self.results.keys()
 
@@ -419,7 +419,7 @@ def format_plans(plans: Sequence[PlanRun], most: int | None = None, *, without: 
     """
     blocks = [_block_of(number, *entry, most) for number, entry in enumerate(results_of(plans), 1)]
     failed: dict[str, list[str]] = {}  # calls by the words of their tool
-    for run in plans if plans and plans[-1].failed else ():
+    for run in plans if plans and plans[-1].has_failed else ():
         for line in run.lines:
             tries = run.attempts.get(line.number, [])
             if tries and tries[-1][1].status != "error":

@@ -7,9 +7,8 @@ from typing import Any, TypeVar
 
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, ChatMessage, HumanMessage, ToolMessage
 from langchain_core.tools import BaseTool
-from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from lookahead_agent.agents.tool_schemas import check_tools
+from lookahead_agent.agents.tool_schemas import describe_function, with_all_fields
 from lookahead_agent.errors import ConfigurationError
 
 MessageT = TypeVar("MessageT", bound=BaseMessage)
@@ -35,12 +34,10 @@ def describe_tools(tools: Iterable[BaseTool | Mapping[str, Any]]) -> str:
     Raises:
         ConfigurationError: A tool's schema is too large, or refers to something outside of it.
     """
-    tools = [*tools]
-    check_tools(tools)
-    return "\n".join(f"- {_describe(convert_to_openai_tool(tool)['function'])}" for tool in tools)
+    return "\n".join(f"- {_describe(describe_function(tool))}" for tool in tools)
 
 
-_MAX_LEVELS = 4  # of objects and lists in the description of an argument
+_MAX_LEVELS = 6  # of objects and lists in the description of an argument
 _MAX_VALUES = 30  # of an enum
 _MAX_LINES = 40  # of descriptions of arguments
 _MAX_DETAIL_LENGTH = 500  # of the description of an argument, in characters
@@ -79,8 +76,9 @@ def _kind(schema: Any, level: int = 1) -> str:
     for key in ("anyOf", "oneOf"):
         if isinstance(options := schema.get(key), list) and options:
             return " | ".join(dict.fromkeys(_kind(option, level) for option in options))
-    if isinstance(parts := schema.get("allOf"), list) and len(parts) == 1:
-        return _kind(parts[0], level)
+    if parts := schema.get("allOf"):
+        merged = with_all_fields(schema)
+        schema = merged if merged.get("properties") else {**_mapping(parts[0]), **schema, "allOf": None}
     kinds = schema.get("type")
     kinds = [str(kind) for kind in kinds] if isinstance(kinds, list) else [str(kinds)] if kinds else []
     fields = _mapping(schema.get("properties"))

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from langchain.agents.middleware import (
@@ -17,6 +18,8 @@ from langchain.agents.middleware import (
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
 from langchain_core.messages.utils import count_tokens_approximately
+from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.types import Command
 
 from lookahead_agent.agents.prompts import TOOL_HEADING, describe_tools
@@ -30,6 +33,8 @@ _SHARE = 4  # A result takes at most the context divided by this
 _KEPT = 3  # Number of latest results that are never cleared
 _CLEARED = "(cleared, for the conversation was too long; call the tool again if this is needed)"
 _FAILED = "The same call would fail again: call the tool with other arguments, or call another tool."
+_MARKUP = 64  # most tokens that a chat template adds to a message
+_TOOL_MARKUP = 512  # and to the tools
 _EMPTY = "(the result is empty)"
 _REST = "ask the tool for less at once"
 
@@ -150,6 +155,37 @@ class FitContextMiddleware(ContextEditingMiddleware):
     def __init__(self, llm: BaseChatModel, *, exact: bool = False) -> None:
         super().__init__(edits=[self], token_count_method="model" if exact else "approximate")
         self.llm = llm
+        self._count = lru_cache(maxsize=256)(llm.get_num_tokens)
+
+    def wrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
+    ) -> Any:
+        """Edit the messages, unless they are certain to fit, and call the model."""
+        return handler(request) if self._is_sure_to_fit(request) else super().wrap_model_call(request, handler)
+
+    def _is_sure_to_fit(self, request: ModelRequest[Any]) -> bool:
+        """Whether an upper bound of the prompt's length fits, for which only new messages are tokenized."""
+        if (room := self._room) is None:
+            return True
+        if self.token_count_method != "model":  # an estimate costs less than its bound
+            return False
+        system = [request.system_message] if request.system_message is not None else []
+        texts = [*map(_all_text, (*system, *request.messages)), *map(_schema_text, request.tools)]
+        markup = _MARKUP * len(texts) + (_TOOL_MARKUP if request.tools else 0)
+        # A token has at least one byte, so a short prompt needs no counting.
+        if markup + sum(len(text.encode(errors="replace")) for text in texts) <= room:
+            return True
+        return markup + sum(map(self._count, texts)) <= room
+
+    @property
+    def _room(self) -> int | None:
+        """The most tokens of messages; None: the size of the context is unknown."""
+        profile = self.llm.profile or {}
+        if (context := profile.get("max_input_tokens")) is None:
+            return None
+        longest_reply = profile.get("max_output_tokens") or context
+        # The reserve is for an agent's own prompts, such as a planner's with its tools, which are not counted.
+        return context - min(longest_reply, context // 4) - context // 16
 
     async def awrap_model_call(self, request: ModelRequest[Any], handler: AsyncHandler) -> ModelResponse[Any]:
         """Edit the messages in a thread, which counts tokens, and call the model."""
@@ -164,12 +200,8 @@ class FitContextMiddleware(ContextEditingMiddleware):
 
     def apply(self, messages: list[AnyMessage], *, count_tokens: CountTokens) -> None:
         """Edit the messages in place."""
-        profile = self.llm.profile or {}
-        if (context := profile.get("max_input_tokens")) is None:
+        if (room := self._room) is None:
             return
-        longest_reply = profile.get("max_output_tokens") or context
-        # The reserve is for an agent's own prompts, such as a planner's with its tools, which are not counted.
-        room = context - min(longest_reply, context // 4) - context // 16
         ClearToolUsesEdit(trigger=room, keep=_KEPT, placeholder=_CLEARED).apply(messages, count_tokens=count_tokens)
         while count_tokens(messages) > room:
             questions = [index for index, message in enumerate(messages) if isinstance(message, HumanMessage)]
@@ -177,6 +209,18 @@ class FitContextMiddleware(ContextEditingMiddleware):
                 del messages[: questions[1]]
             elif not _halve_a_text(messages):
                 return
+
+
+def _all_text(message: AnyMessage) -> str:
+    """Return everything in a message that a chat template may write."""
+    parts: list[Any] = [message.content, message.name, message.additional_kwargs.get("reasoning_content")]
+    if isinstance(message, AIMessage):
+        parts += [message.tool_calls, message.invalid_tool_calls]
+    return "\n".join(str(part) for part in parts if part)
+
+
+def _schema_text(tool: BaseTool | dict[str, Any]) -> str:
+    return json.dumps(convert_to_openai_tool(tool), default=str)
 
 
 def _halve_a_text(messages: list[AnyMessage]) -> bool:

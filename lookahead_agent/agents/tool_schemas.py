@@ -6,10 +6,12 @@ from types import NoneType
 from typing import Any
 
 from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from lookahead_agent.engines.json_schema import target
+from lookahead_agent.engines.json_schema import repair, target
 from lookahead_agent.errors import ConfigurationError
 
+_MAPS_OF_NAMES = ("properties", "patternProperties", "dependentSchemas")
 _MAX_BYTES = 64 << 10
 _MAX_LEVELS = 64
 _MAX_PARTS = 5_000  # Objects, lists and values of a schema in which each reference is replaced by its target
@@ -25,6 +27,65 @@ def check_tools(tools: Iterable[object]) -> None:
                 raise ConfigurationError(f"the tool {tool.name[:100]!r} cannot be used: {error}") from error
 
 
+def describe_function(tool: BaseTool | Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool's name, description and parameters as LangChain has them, without malformed keywords.
+
+    Parameters that alternatives or parts of the schema describe are among its `properties`, too.
+
+    Raises:
+        ConfigurationError: The schema is too large, or refers to something outside of it.
+    """
+    check_tools([tool])
+    schema = tool.tool_call_schema if isinstance(tool, BaseTool) else None
+    if isinstance(tool, BaseTool) and isinstance(schema, dict):
+        # LangChain resolves fewer references than JSON has, and takes a property "$ref" for one.
+        function = {"name": tool.name, "description": tool.description, "parameters": _resolve(schema, schema)}
+    else:
+        function = convert_to_openai_tool(tool)["function"]
+    return {**function, "parameters": with_all_fields(repair(function.get("parameters") or {}))}
+
+
+def _resolve(part: Any, schema: Mapping[str, Any], followed: frozenset[str] = frozenset(), names: bool = False) -> Any:
+    """Copy a part of a checked schema with the targets in place of references, up to one inside of its own target.
+
+    `names`: the part maps the names of properties to schemas.
+    """
+    if isinstance(part, list):
+        return [_resolve(member, schema, followed) for member in part]
+    if not isinstance(part, Mapping):
+        return part
+    if names:
+        return {name: _resolve(member, schema, followed) for name, member in part.items()}
+    own = {
+        key: _resolve(member, schema, followed, key in _MAPS_OF_NAMES)
+        for key, member in part.items()
+        if key not in ("$ref", "$defs", "definitions")
+    }
+    ref = part.get("$ref")
+    if not isinstance(ref, str) or not ref or ref in followed:
+        return own
+    found = _resolve(target(schema, ref), schema, followed | {ref})
+    return {**found, **own} if isinstance(found, Mapping) else own
+
+
+def with_all_fields(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema whose `properties` also has the fields of its `allOf`, `anyOf` and `oneOf`.
+
+    Those that every part of `allOf` requires together are required; those of alternatives are optional.
+    """
+    properties: dict[str, Any] = dict(schema.get("properties") or {})
+    required: list[str] = list(schema.get("required") or ())
+    for key in ("allOf", "anyOf", "oneOf"):
+        for part in schema.get(key) or ():
+            if isinstance(part, Mapping):
+                inner = with_all_fields(part)
+                for name, field in inner.get("properties", {}).items():
+                    properties.setdefault(name, field)
+                required += inner.get("required", ()) if key == "allOf" else ()
+    found = {"properties": properties, "required": [*dict.fromkeys(required)]}
+    return {**schema, **{key: value for key, value in found.items() if value}}
+
+
 def check_tool_schema(schema: Mapping[str, Any]) -> None:
     """Raise ValueError unless the schema is of an object, small, and has references to its own parts only."""
     try:
@@ -37,7 +98,9 @@ def check_tool_schema(schema: Mapping[str, Any]) -> None:
     if len(text) > _MAX_BYTES:
         raise ValueError(f"its schema has more than {_MAX_BYTES >> 10} KiB")
     properties = schema.get("properties") or {}
-    if schema.get("type") not in (None, "object") or not isinstance(properties, Mapping):
+    kinds = schema.get("type")
+    is_object = "object" in kinds if isinstance(kinds, list) else kinds in (None, "object")
+    if not is_object or not isinstance(properties, Mapping):
         raise ValueError("its schema has to be that of an object, with `properties`")
     if any(not isinstance(value, (Mapping, bool, NoneType)) for value in properties.values()):
         raise ValueError("its schema has a property without a schema")
@@ -50,26 +113,30 @@ def check_references(schema: Mapping[str, Any]) -> None:
     LangChain replaces each reference by its target, up to the first that is inside of its own target.
     """
     parts = 0
-    pending: list[tuple[Any, frozenset[str], int]] = [(schema, frozenset(), 1)]
+    pending: list[tuple[Any, frozenset[str], int, bool]] = [(schema, frozenset(), 1, False)]
     while pending:
-        part, followed, level = pending.pop()
+        part, followed, level, names = pending.pop()
         parts += 1
         if parts > _MAX_PARTS:
             raise ValueError(f"its schema has more than {_MAX_PARTS:,} parts with everything that it refers to")
         if level > _MAX_LEVELS:
             raise ValueError(f"its schema has more than {_MAX_LEVELS} levels with everything that it refers to")
         if isinstance(part, list):
-            pending += [(member, followed, level + 1) for member in part]
+            pending += [(member, followed, level + 1, False) for member in part]
         if not isinstance(part, Mapping):
             continue
-        pending += [(member, followed, level + 1) for name, member in part.items() if name not in ("$ref", "$defs")]
-        ref = part.get("$ref", schema)
-        if ref is schema or (isinstance(ref, str) and ref in followed):
+        pending += [
+            (member, followed, level + 1, not names and key in _MAPS_OF_NAMES)
+            for key, member in part.items()
+            if names or key not in ("$ref", "$defs")
+        ]
+        ref = None if names else part.get("$ref")
+        if not ref or (isinstance(ref, str) and ref in followed):
             continue
         is_local = isinstance(ref, str) and (ref == "#" or ref.startswith("#/"))
         if not is_local or (referenced := target(schema, ref)) is None:
             raise ValueError(f"its schema refers to {str(ref)[:100]!r}, which is no part of it")
-        pending.append((referenced, followed | {ref}, level + 1))
+        pending.append((referenced, followed | {ref}, level + 1, False))
 
 
 def misfit(value: Any, schema: Mapping[str, Any] | None) -> str | None:

@@ -16,10 +16,9 @@ from typing import Any, NamedTuple, Self
 
 from jsonschema import Draft202012Validator, ValidationError, validators
 from langchain_core.tools import BaseTool
-from langchain_core.utils.function_calling import convert_to_openai_tool
 from referencing import Registry
 
-from lookahead_agent.agents.tool_schemas import check_tools
+from lookahead_agent.agents.tool_schemas import describe_function
 
 _QUOTED = r"""\"\"\"(?:[^\\]|\\.)*?\"\"\"|'''(?:[^\\]|\\.)*?'''|(?!\"\"\"|''')(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""
 _TOKEN = re.compile(
@@ -290,8 +289,7 @@ class Parameters:
     @classmethod
     def of(cls, tool: BaseTool) -> Self:
         """Return a tool's parameters as a model sees them; raises ConfigurationError for a schema that is too large."""
-        check_tools([tool])
-        schema = convert_to_openai_tool(tool)["function"].get("parameters") or {}
+        schema = describe_function(tool)["parameters"]
         return cls({key: value for key, value in schema.items() if value is not None})
 
     @property

@@ -217,7 +217,7 @@ class Bench:
         engines = background.run(_engines(llm)) if not peer else {"target": {"server": peer, "model": llm.model_name}}
         # In daemon threads, which do not block the exit of an interrupted program; the first failure ends the turn.
         jobs = (background.in_daemon_thread(partial(self._sample, job, llm, engines)) for job in turn)
-        for sample in background.stream(background.as_completed(jobs)):
+        for sample in background.stream(partial(background.forward, background.as_completed(jobs))):
             self.out.append(sample.model_dump(mode="json"))
             on_sample(sample)
 

@@ -15,7 +15,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from lookahead_agent.bench.problems import Problem, final_number, is_correct
+from lookahead_agent.bench.answers import final_number, is_correct
+from lookahead_agent.bench.problems import Problem
 from lookahead_agent.bench.samples import environment
 from lookahead_agent.calibration.fit import JUDGED, Measure, measure
 from lookahead_agent.calibration.pairs import (
@@ -39,7 +40,7 @@ from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.system import background
 from lookahead_agent.system.jsonl import RowFile
 from lookahead_agent.system.progress import Progress
-from lookahead_agent.verifiers.random_accept import hash_to_unit_interval
+from lookahead_agent.verifiers.model_free import hash_to_unit_interval
 
 _SEEDS = 1 << 31
 _TEMPERATURE = 0.7  # sampling temperature of continuations, which must vary
@@ -187,7 +188,7 @@ class Collector:
             if answer is None:
                 answer = _most_common_answer([row.reply, *texts["target"]])
             for side, of_side in texts.items():
-                correct[side] += [answer is not None and is_correct(text, answer) for text in of_side]
+                correct[side] += [answer is not None and bool(is_correct(text, answer)) for text in of_side]
         return OutcomesRow(problem=row.problem, answer=answer, draft=correct["draft"], target=correct["target"])
 
     async def _continuation(self, target: Engine, row: PairRow, step: Step, side: str, number: int) -> str:

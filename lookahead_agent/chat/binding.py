@@ -84,7 +84,7 @@ class BindingModel(BaseChatModel):
         try:
             return super()._convert_input(model_input)
         except (ValueError, NotImplementedError) as error:
-            raise ConfigurationError(f"this is no input of a chat model: {error}") from error
+            raise ConfigurationError(f"this is not an input of a chat model: {error}") from error
 
     def bind_tools(
         self,
@@ -169,8 +169,8 @@ class BindingModel(BaseChatModel):
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
         """Count the tokens of these messages' prompt, by the target's chat template; starts no engine.
 
-        The count equals the `input_tokens` of a reply to them. Messages that are no prompt alone, such as a part of a
-        conversation that begins with a tool's result, count as JSON. `tools` takes what `bind_tools` takes.
+        The count equals the `input_tokens` of a reply to them. Messages that are not a prompt alone, such as a part of
+        a conversation that begins with a tool's result, count as JSON. `tools` takes what `bind_tools` takes.
 
         Raises:
             ModelError: The tokenizer cannot be fetched.

@@ -180,7 +180,7 @@ def from_openai(fields: Mapping[str, Any]) -> BaseMessage:
     is_reply = rest.get("role") in ("assistant", "ai")
     raw_calls = (rest.pop("tool_calls", None) or []) if is_reply else []
     if not isinstance(raw_calls, list):
-        raise ConfigurationError("a message cannot be read: its tool_calls are no list")
+        raise ConfigurationError("a message cannot be read: its tool_calls are not a list")
     thinking = (rest.pop(THINKING_KEY, None) or rest.pop("reasoning", None)) if is_reply else None
     try:
         (message,) = convert_to_messages([rest])

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
+from functools import partial
 from typing import Any, Self
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -19,7 +20,7 @@ from lookahead_agent.chat.requests import CallDefaults
 from lookahead_agent.decoding import StepEvent
 from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, validation_message
-from lookahead_agent.generation.backend import ChatReply, GenerateRequest, TextDelta
+from lookahead_agent.generation.backend import ChatReply, GenerateEvent, GenerateRequest, TextDelta
 from lookahead_agent.generation.call_options import CallOptions, SamplingArguments, openai_tools
 from lookahead_agent.generation.local_backend import LocalBackend
 from lookahead_agent.generation.server_backend import ServerBackend, find_server
@@ -196,7 +197,7 @@ class ChatLookahead(CallDefaults, BindingModel):
         request = self.request(messages, _options(stop, options), run_manager=run_manager)
         steps = StepCallbacks(request, self.stream_steps, run_manager)
         with _langchain_errors():
-            for event in background.stream(self.generate_events(request)):
+            for event in background.stream(partial(self._reply, request)):
                 if isinstance(event, StepEvent):
                     steps.send(event)
                 else:
@@ -208,23 +209,29 @@ class ChatLookahead(CallDefaults, BindingModel):
         request = self.request(messages, _options(stop, options), run_manager=run_manager)
         steps = StepCallbacks(request, self.stream_steps, run_manager)
         with _langchain_errors():
-            async with aclosing(background.astream(self.generate_events(request))) as events:
+            async with aclosing(background.astream(partial(self._reply, request))) as events:
                 async for event in events:
                     if isinstance(event, StepEvent):
                         await steps.asend(event)
                     else:
                         yield event
 
-    async def generate_events(self, request: GenerateRequest) -> AsyncGenerator[ReplyEvent, None]:
+    def generate_events(self, request: GenerateRequest) -> AsyncGenerator[ReplyEvent, None]:
         """Yield the text and the steps of a reply, then its message; must run in the background loop."""
+        return background.event_stream(partial(self._reply, request))
+
+    async def _reply(self, request: GenerateRequest, emit: Callable[[ReplyEvent], None]) -> None:
+        """Generate a reply in the background loop, and pass its text and steps to `emit`, then its message."""
+
+        def emit_converted(event: GenerateEvent) -> None:
+            if isinstance(event, ChatReply):
+                emit(as_message(event, self.model, with_token_ids=self.return_token_ids))
+            else:
+                emit(event)
+
         # The daemon has no verifier of the user's own.
         backend = self._backend if request.policy.own_verifier is not None else await self._choose_backend()
-        async with aclosing(backend.generate(request)) as events:
-            async for event in events:
-                if isinstance(event, ChatReply):
-                    yield as_message(event, self.model, with_token_ids=self.return_token_ids)
-                else:
-                    yield event
+        await backend.generate(request, emit_converted)
 
     async def _choose_backend(self) -> LocalBackend | ServerBackend:
         """Return the daemon of `lookahead-agent up` if it runs the same engines, else the backend of this process."""

@@ -172,7 +172,7 @@ class FormParser(BaseTransformOutputParser[Any]):
             name = self.form.name
             written = json.dumps(value, ensure_ascii=False)
             raise OutputParserException(
-                f"the reply is no {name}: {error}; it is {written}", llm_output=written
+                f"the reply is not of the form {name}: {error}; it is {written}", llm_output=written
             ) from error
 
     def parse(self, text: str) -> Any:

@@ -176,8 +176,9 @@ def _record_trace(file: Path | None) -> Iterator[TraceRecorder | None]:
         return
     page = file.suffix == ".html"
     with writable(file):  # fails before a model is loaded
-        if page and not os.access(file.parent, os.W_OK):
-            raise OSError(f"{file.parent} is no folder that may be written to")
+        place = file if file.exists() and not page else file.parent
+        if not os.access(place, os.W_OK):
+            raise OSError(f"{place} may not be written to")
         recorder = TraceRecorder(None if page else file)
     with recorder:
         try:

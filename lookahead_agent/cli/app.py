@@ -28,6 +28,7 @@ from lookahead_agent.system.plain_text import plain
 
 _INTERRUPTED = 130
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG})
 
 _COMMANDS = (
     "ask", "agent", "up", "status", "down", "serve", "new", "trace", "estimate", "calibrate", "doctor",
@@ -167,6 +168,9 @@ def run_command(arguments: Sequence[str], chat_class: Callable[..., Any] | None 
                 return 2 if isinstance(error, (ConfigurationError, ModelNotFoundError)) else 1
             case OSError(errno=number) if number in _DISK_FULL:
                 errors.error(f"{error.filename or 'the output'} cannot be written: {error.strerror}")
+            case OSError(errno=number, filename=str() as name) if number in _REFUSED:
+                errors.error(f"{name} cannot be used ({error.strerror}): choose another, or change its permissions")
+                return 2
             case _:  # a bug: `print` removes terminal sequences from the traceback
                 errors.print(traceback.format_exc(), end="", soft_wrap=True)
         return 1

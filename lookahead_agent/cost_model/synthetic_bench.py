@@ -26,7 +26,7 @@ from lookahead_agent.errors import ConfigurationError, EngineError, validation_m
 from lookahead_agent.system import background
 from lookahead_agent.system.jsonl import RowFile
 from lookahead_agent.system.progress import Progress
-from lookahead_agent.verifiers.random_accept import hash_to_unit_interval
+from lookahead_agent.verifiers.model_free import hash_to_unit_interval
 
 _PROMPTS = 1 << 24  # number of prompts to draw from
 

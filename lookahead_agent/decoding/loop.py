@@ -97,7 +97,9 @@ class _Loop:
             awaits_thinking=self._prefixes.awaits_thinking,
         )
         buffer: BufferLines | None = None
-        shares = settings.shared_draft and draft is not target and self._prefixes.shared and not request.sampling.seeded
+        shares = (
+            settings.shared_draft and draft is not target and self._prefixes.shared and not request.sampling.is_seeded
+        )
         if shares and isinstance(target, SupportsSharedDraft) and target.shared_draft:
             buffer = target.draft_lines(request.prompt_ids)
         engines = {Source.TARGET: target, Source.DRAFT: draft}

@@ -15,6 +15,7 @@ from lookahead_agent.errors import ConfigurationError
 
 TemplateMessage = Mapping[str, Any]  # in OpenAI's format, but with the arguments of tool calls as mappings
 FINISHED = "finished"  # field that marks an assistant message as complete; no template reads it
+_MAX_LENGTH = 1 << 17  # characters of a template: compiling is a single operation
 _MAX_DIGITS = 8  # of a number in a template
 _MAX_MEMORY = 256 << 20  # bytes by which the process may grow while a template runs
 _WATCH_SECONDS = 0.02
@@ -104,7 +105,9 @@ class TemplateLimitError(ConfigurationError):
 
 
 def check_template(text: str) -> None:
-    """Raise ConfigurationError for a number that is a length without a bound, as in `'x'.ljust(1000000000)`."""
+    """Raise ConfigurationError for a template that is too long, or has a number as in `'x'.ljust(1000000000)`."""
+    if len(text) > _MAX_LENGTH:
+        raise ConfigurationError(f"the chat template has {len(text)} characters; at most {_MAX_LENGTH} are taken")
     if number := re.search(rf"\d{{{_MAX_DIGITS + 1},}}", text):
         raise ConfigurationError(f"the chat template has a number without a bound: {number[0][:20]}")
 

@@ -129,12 +129,15 @@ class _FileBackend:
         def refuse(message: str) -> None:
             raise TemplateError(message)
 
+        def strftime_now(form: str) -> str:
+            return datetime.now().strftime(form)
+
         environment = BoundedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
         )
         environment.filters["tojson"] = to_json
         environment.globals |= {
             "raise_exception": refuse,
-            "strftime_now": lambda form: datetime.now().strftime(form),
+            "strftime_now": strftime_now,
         }
         return environment.from_string(self.chat_template)

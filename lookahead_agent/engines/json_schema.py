@@ -72,6 +72,48 @@ def subschemas(schema: Mapping[str, Any], *, with_ids: bool = True) -> Iterator[
         pending += [subschema.get(name) for name in _SINGLE]
 
 
+def repair(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy a tool's schema without keywords that have no meaning, such as `required: true` or `enum: []`.
+
+    Authors of tools leave such keywords behind, and a strict reader would refuse the whole tool for them.
+    """
+    copied = copy.deepcopy(dict(schema))
+    for part in list(subschemas(copied)):
+        if not isinstance(part, dict):
+            continue
+        for name in part.keys() & {
+            *_MAPS,
+            "enum",
+            "anyOf",
+            "oneOf",
+            "allOf",
+            "prefixItems",
+            "required",
+            "type",
+            "default",
+            "$ref",
+        }:
+            value = part[name]
+            if name in _MAPS:
+                valid = isinstance(value, Mapping)
+            elif name == "required":
+                part[name] = [entry for entry in value if isinstance(entry, str)] if isinstance(value, list) else []
+                valid = bool(part[name])
+            elif name == "type":
+                kinds = [kind for kind in value if isinstance(kind, str)] if isinstance(value, list) else value
+                part[name] = kinds
+                valid = bool(kinds) and isinstance(kinds, (str, list))
+            elif name == "$ref":
+                valid = isinstance(value, str) and bool(value)
+            elif name == "default":
+                valid = not isinstance(value, float) or math.isfinite(value)
+            else:
+                valid = isinstance(value, list) and bool(value)
+            if not valid:
+                del part[name]
+    return copied
+
+
 def composes(schema: Mapping[str, Any]) -> bool:
     """Whether several keywords describe one object of the schema, so that none of them names all its properties."""
     return any(

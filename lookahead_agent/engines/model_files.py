@@ -35,9 +35,12 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise IntegrityError(f"{file} cannot be read: {error}") from error
 
 
-def read_count(config: Mapping[str, Any], *names: str) -> int:
-    """Return the first of some fields of a configuration that is present; raises IntegrityError if it is no count."""
-    name, value = next(((name, config[name]) for name in names if config.get(name) is not None), (names[-1], None))
+def read_count(config: Mapping[str, Any], *names: str, default: int | None = None) -> int:
+    """Return the first of some fields of a configuration that is present, else `default`.
+
+    Raises IntegrityError if the field is no positive whole number, or is missing without a default.
+    """
+    name, value = next(((name, config[name]) for name in names if config.get(name) is not None), (names[-1], default))
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < _MAX_COUNT:
         raise IntegrityError(f"{name} in config.json is no positive whole number: {repr(value)[:80]}")
     return value

@@ -35,7 +35,7 @@ class Sampling:
     drafted: bool = True  # whether a pausable draft model inside the engine reads the prompt and proposes tokens
 
     @property
-    def seeded(self) -> bool:
+    def is_seeded(self) -> bool:
         """Whether a seed fixes the random numbers; draft tokens would change them, so such a request gets none."""
         return self.seed is not None and self.temperature > 0
 

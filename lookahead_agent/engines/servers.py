@@ -1,4 +1,9 @@
-"""Requests to an OpenAI-compatible server: retries, timeouts, and errors in responses."""
+"""Requests to an OpenAI-compatible server: retries, timeouts, and errors in responses.
+
+`events` is not `httpx-sse` 0.4, which joins a line and an event of any length, and drops a last event without an empty
+line. Retries are not `httpx-retries` 0.6, a transport: it retries no stream that fails after its headers and before its
+first event. `stamina` 26 would do so, in as many lines as here, but any program can disable it for the whole process.
+"""
 
 import asyncio
 import codecs
@@ -28,7 +33,7 @@ _RETRYABLE_STATUSES = frozenset({408, 425, 429, 502, 503, 504})
 _FIRST_DELAY = 0.25
 _MAX_DELAY = 8.0
 _CONNECT_TIMEOUT = 5.0
-_MAX_BYTES = 64 << 20  # of a response that is no stream
+_MAX_BYTES = 64 << 20  # of a response that is not a stream
 _MAX_ERROR_BYTES = 64 << 10  # read of an error's response
 SESSION_TOKEN = "x-session-token"  # header with the name of a replica, in llm-d's responses
 _MAX_SESSION = 4096  # characters of the token and cookies that are kept for a reply

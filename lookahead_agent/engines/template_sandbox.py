@@ -4,19 +4,20 @@ A time-out interrupts a template between two operations of Python, and none with
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
-from jinja2.nodes import Dict, List, Tuple
+from jinja2.nodes import Concat, Dict, List, Tuple
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-_MAX_PRODUCT = 10**7  # of two numbers, or characters or items of a multiplied text or list
+_MAX_PRODUCT = 1 << 20  # of two numbers, or characters or items of a multiplied text or list
 _MAX_VALUES = 250_000  # of a list, with the values inside; a shared one counts each time
-_MAX_SIZE = 1 << 26  # characters and values of a list, or of a text that an operation multiplies
+_MAX_SIZE = 1 << 26  # characters and values of a list, or characters of a text
+_MAX_DATE = 1 << 10  # characters of the format of a date
 _MAX_BITS = 1 << 10  # of a whole number
 _METHODS = frozenset(
     {"center", "expandtabs", "format", "format_map", "join", "ljust", "replace", "rjust", "to_bytes", "translate"}
@@ -29,10 +30,16 @@ _FILTERS = frozenset(
 )
 _OWN_OPTIONS = frozenset({"_loop_vars", "_block_vars"})  # of calls that Jinja writes itself
 _WIDTH = re.compile(r"\*|\d{6,}|\{[^{}]*\{")  # in a format: a width that is long, or another value
+_NUMBER = re.compile(r"\d+")
 
 
 class _Generator(CodeGenerator):
-    """Writes a check around each list, tuple and mapping: nested ones double with every step."""
+    """Writes a check around each list, tuple and mapping, and into `~`: nested values double with every step."""
+
+    def visit_Concat(self, node: Concat, frame: Frame) -> None:
+        self.write("environment.concat([*map(str, ")
+        self.visit(List(node.nodes), frame)
+        self.write(")])")
 
     def visit_List(self, node: List, frame: Frame) -> None:
         self.write("environment.check(")
@@ -65,10 +72,23 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.filters = _Filters(self.filters)
 
     @staticmethod
+    def concat(texts: Iterable[str]) -> str:  # type: ignore[override]
+        """Join the texts of `~`, of a macro, of a block, or of the whole template."""
+        size, parts = 0, []
+        for text in texts:
+            size += len(text)
+            if size > _MAX_SIZE:
+                raise SecurityError("a text without a bound")
+            parts.append(text)
+        return "".join(parts)
+
+    @staticmethod
     def check(value: Any) -> Any:
         """Return a value of bounded size."""
         if not isinstance(value, str):
             _size(value)
+        elif len(value) > _MAX_SIZE:
+            raise SecurityError("a text without a bound")
         return value
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
@@ -89,6 +109,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         others = [*arguments, *(value for name, value in options.items() if name not in _OWN_OPTIONS)]
         if isinstance(owner := getattr(method, "__self__", None), (str, bytes, int)) and method.__name__ in _METHODS:
             _check_product(method.__name__, owner, others)
+        if getattr(function, "__name__", "") == "strftime_now" and any(len(str(each)) > _MAX_DATE for each in others):
+            raise SecurityError("a date without a bound")
         return self.check(super().call(context, function, *arguments, **options))
 
 
@@ -121,7 +143,8 @@ def _check_product(name: str, value: Any, arguments: Sequence[Any]) -> None:
     size = 1 if isinstance(value, int) else _size(value)
     # A number may be a width, but a format states its widths itself.
     factor = sum((not formats and abs(each)) if isinstance(each, int) else _size(each) for each in arguments)
-    if (formats and _WIDTH.search(value)) or size * (1 + factor) > _MAX_SIZE:
+    widths = sum(map(int, _NUMBER.findall(value))) if formats and not _WIDTH.search(value) else 0
+    if (formats and _WIDTH.search(value)) or size * (1 + factor) + widths > _MAX_SIZE:
         raise SecurityError(f"an operation without a bound: {name!r}")
 
 

@@ -92,6 +92,7 @@ _MARKUP_TOKENS = re.compile(r"tool|function|python_tag|think", re.IGNORECASE)
 _MAX_TOKENS_OF_CHARACTER = 4  # as many as UTF-8 has bytes
 _MAX_RENDER_SECONDS = 10.0
 _MAX_GROWTH = 4096  # of a text by the tokenizer's replacements
+_MAX_FORMS = 1_000  # of conversations that are remembered as complete
 _PIECE_LENGTH = 1 << 14  # characters encoded at once if a text may be too long
 _MAX_TOKENS_PER_CUT = 16  # tokens that a cut can add to a text: characters on both sides may share one token
 
@@ -174,6 +175,7 @@ class HFTokenizer:
         self._written_replies = ReplyTokenCache()
         self._name = Path(self.backend.name_or_path).name
         self._warned_about_names = False
+        self._complete_forms: set[int] = set()  # of conversations, of which the template leaves nothing out
         template = self.backend.chat_template
         self.chat_template = template if isinstance(template, str) else json.dumps(template or "")
         for text in template.values() if isinstance(template, dict) else [template or ""]:
@@ -305,6 +307,10 @@ class HFTokenizer:
         arguments: Mapping[str, Any],
     ) -> None:
         marked = [chat_template.with_placeholders(message, index) for index, message in enumerate(messages)]
+        # Conversations of one form differ in their texts only, so one of them is rendered for all.
+        form = hash(json.dumps([marked, tools, arguments], sort_keys=True, default=str))
+        if form in self._complete_forms:
+            return
         text = self._render(marked, tools, arguments, choose_ending(marked))
         # One pass: a search per marker takes minutes in a conversation of many thousand messages.
         seen = {"", *chat_template.MARK.findall(text)}
@@ -322,6 +328,9 @@ class HFTokenizer:
                 logger.warning(
                     "the chat template of %s leaves out the names of users: put them into the text", self._name
                 )
+        if len(self._complete_forms) >= _MAX_FORMS:
+            self._complete_forms.clear()
+        self._complete_forms.add(form)
 
     def follow_up(self, question: str) -> list[int]:
         """See `Tokenizer.follow_up`."""

@@ -134,8 +134,9 @@ def _gpu_environment(config: VLLMConfig) -> dict[str, str]:
 
 def _attends_without_splits(model: Path) -> bool:
     """Whether attention can keep every core busy without splitting sums: split sums depend on threads and batch."""
-    config, heads = read_config(model), ("num_key_value_heads", "num_attention_heads")
-    return any(config.get(name) for name in heads) and len(available_cores()) <= read_count(config, *heads)
+    return len(available_cores()) <= read_count(
+        read_config(model), "num_key_value_heads", "num_attention_heads", default=1
+    )
 
 
 def engine_arguments(config: VLLMConfig) -> dict[str, Any]:
@@ -182,8 +183,7 @@ def without_folders(value: Any) -> Any:
 
 def read_trained_context(model: Path) -> int:
     """The context length in tokens for which a model was trained, from the configuration in its folder."""
-    config, name = read_config(model), "max_position_embeddings"
-    return read_count(config, name) if config.get(name) is not None else CPU_CONTEXT
+    return read_count(read_config(model), "max_position_embeddings", default=CPU_CONTEXT)
 
 
 def as_arguments(arguments: Mapping[str, Any] | None) -> tuple[tuple[str, Any], ...]:

@@ -2,6 +2,7 @@
 
 import reprlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from inspect import isfunction
 from typing import Annotated, Any, Literal, Self
 
@@ -19,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from lookahead_agent.engines.json_schema import check_schema, refers_to_itself, relocate, subschemas, target
+from lookahead_agent.engines.json_schema import check_schema, refers_to_itself, relocate, repair, target
 from lookahead_agent.errors import ConfigurationError, check_encodable
 
 
@@ -184,18 +185,18 @@ def _openai_tool(tool: Any) -> dict[str, Any]:
         tool = {key: value for key, value in tool.items() if key != "type"}
     elif kind not in (None, "function") and "title" not in tool and "input_schema" not in tool:
         raise ConfigurationError(
-            f"a tool of the type {kind!r} is no function that this model can call: bind a function of your own"
+            f"a tool of the type {kind!r} is not a function that this model can call: bind a function of your own"
         )
     try:
         converted = _convert(tool)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ConfigurationError(f"this is no tool that a model can call: {reason[0]}") from error
+        raise ConfigurationError(f"this is not a tool that a model can call: {reason[0]}") from error
     function = converted.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
         raise ConfigurationError("a tool needs a function with a name")
     if not isinstance(function.get("parameters") or {}, dict):
-        raise ConfigurationError(f"the parameters of the tool {function['name']!r} are no JSON schema")
+        raise ConfigurationError(f"the parameters of the tool {function['name']!r} are not a JSON schema")
     return converted
 
 
@@ -203,8 +204,11 @@ def _convert(tool: Any) -> dict[str, Any]:
     """Convert a tool as LangChain does, but keep references: LangChain replaces them by their targets, which may be
     huge, and drops recursive ones."""
     schema = tool.tool_call_schema if isinstance(tool, BaseTool) else tool
-    if isinstance(tool, BaseTool) and isinstance(schema, dict) and any("$ref" in part for part in subschemas(schema)):
-        function = {"name": tool.name, "description": tool.description, "parameters": _parameters(schema)}
+    if isinstance(tool, BaseTool) and isinstance(schema, dict):
+        with suppress(RecursionError):  # `check_schema` refuses it
+            schema = repair(schema)
+        parameters = {"properties": {}, **_parameters(schema), "type": "object"}
+        function = {"name": tool.name, "description": tool.description, "parameters": parameters}
         return {"type": "function", "function": function}
     converted: dict[str, Any] = convert_to_openai_tool(tool)
     if isfunction(tool):

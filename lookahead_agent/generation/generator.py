@@ -165,7 +165,7 @@ class ReplyGenerator:
     async def _learn(self, report: ReplyReport, tokens: int, cpu_before: CPUTime | None) -> None:
         """Record the pace of a reply that ran alone, for this node and for later runs."""
         setup, mode = self.engines.engine_setup, self._choice.mode
-        if tokens < _MIN_TOKENS or report.speculation_disabled is not None or self.request.sampling.seeded:
+        if tokens < _MIN_TOKENS or report.speculation_disabled is not None or self.request.sampling.is_seeded:
             return
         # The pace excludes prefill, whose time depends on the prompt's length and on prefix cache hits.
         pace = report.pace(tokens)

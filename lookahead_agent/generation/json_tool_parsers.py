@@ -176,7 +176,7 @@ class JsonToolParser(ToolParser):
 
     def _invalid(self, text: str, at: int, end: int, *, truncated: bool) -> ParsedSpan:
         source = self._without_tags(text[at:end])
-        return invalid(find_name(source), source, end, "it is no JSON", truncated=truncated)
+        return invalid(find_name(source), source, end, "it is not JSON", truncated=truncated)
 
     def _without_tags(self, source: str) -> str:
         source = source.strip().removeprefix(self.opens)
@@ -197,7 +197,7 @@ class JsonToolParser(ToolParser):
             after = len(text) if stop is None else stop.end() if fenced else stop.start()
             return invalid(named[1], text[begin:after].rstrip("` \n"), after, error, rank=2 if fenced else 1)
         if not _names_tools(text[begin:end], names):
-            # In a fence it is ordinary code. Bare JSON is skipped as a whole, since its parts are no calls either.
+            # In a fence it is ordinary code. Bare JSON is skipped as a whole, since its parts are not calls either.
             return ParsedSpan(at) if fenced else ParsedSpan(end)
         sources = value_sources(text, begin, end)
         if fenced:

@@ -3,14 +3,14 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.errors import LookaheadError
-from lookahead_agent.generation.backend import ChatReply, GenerateEvent, GenerateRequest
-from lookahead_agent.generation.generator import ConstrainedGenerator, Emit, ReplyGenerator
+from lookahead_agent.generation.backend import GenerateEvent, GenerateRequest
+from lookahead_agent.generation.generator import ConstrainedGenerator, ReplyGenerator
 from lookahead_agent.generation.json_tool_parsers import ToolParser
 from lookahead_agent.generation.tool_parsers import choose_tool_parser
 from lookahead_agent.models.catalogue import ModelSet
@@ -36,24 +36,20 @@ class LocalBackend:
         self._tool_parsers: dict[str | None, ToolParser] = {}
         self._prefill_queue: deque[GenerateRequest] = deque(maxlen=_MAX_QUEUED)
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
-        """Generate a reply in the background loop; the last event is the `ChatReply`. Closing the generator aborts it.
+    async def generate(self, request: GenerateRequest, emit: Callable[[GenerateEvent], None]) -> None:
+        """Generate a reply in the background loop, and pass its events to `emit`; the last one is the `ChatReply`.
 
         Raises ContextLengthError, ConfigurationError if the engine does not support the request, or EngineError.
         """
-
-        async def reply(emit: Emit) -> ChatReply:
-            async with self.engines(request.policy) as engines:
-                thinking = self.thinking(engines)
-                # In a thread: it may read files or import modules, which would delay every other reply.
-                parser = await asyncio.to_thread(self._prepare, request, engines)
-                generator = ReplyGenerator if request.sampling.structured is None else ConstrainedGenerator
-                chat_reply = await generator(request, engines, thinking, parser, emit).reply()
-            if self._prefill_queue:
-                background.submit(self._drain_prefill_queue())  # the reply does not wait for it
-            return chat_reply
-
-        return background.event_stream(reply)
+        async with self.engines(request.policy) as engines:
+            thinking = self.thinking(engines)
+            # In a thread: it may read files or import modules, which would delay every other reply.
+            parser = await asyncio.to_thread(self._prepare, request, engines)
+            generator = ReplyGenerator if request.sampling.structured is None else ConstrainedGenerator
+            reply = await generator(request, engines, thinking, parser, emit).reply()
+        if self._prefill_queue:
+            background.submit(self._drain_prefill_queue())  # the reply does not wait for it
+        emit(reply)
 
     async def warm(self, request: GenerateRequest) -> None:
         """Queue a request's prompt for prefill, which the engines do once they run and are idle."""

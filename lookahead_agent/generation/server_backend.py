@@ -9,7 +9,7 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +133,8 @@ async def server_status(seconds: float = _TIMEOUT) -> ServerStatus | None:
         return None
     except (httpx.HTTPError, ValidationError) as error:
         raise EngineError(
-            f"process {pid or 'unknown'} at {socket_path()} is no server of this version: `kill {pid or 'PID'}` ends it"
+            f"process {pid or 'unknown'} at {socket_path()} is not a server of this version: "
+            f"`kill {pid or 'PID'}` ends it"
         ) from error
     # Containers that share the socket have different process ids for the same process.
     return status.model_copy(update={"pid": pid}) if pid else status
@@ -185,7 +186,7 @@ class ServerBackend:
         self._transport = transport
         self._headers = {ENGINES_HEADER: status.engines, "Content-Type": "application/json"}
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
+    async def generate(self, request: GenerateRequest, emit: Callable[[GenerateEvent], None]) -> None:
         """Generate a reply; see `LocalBackend.generate`. It raises the same errors as engines of this process."""
         content, finished = json.dumps({"stream": True, "lookahead": request_to_json(request)}), False
         try:
@@ -198,7 +199,7 @@ class ServerBackend:
                 async for data in events(response.aiter_bytes()):
                     for event in _parse_chunk(data) if data != "[DONE]" else ():
                         finished = isinstance(event, ChatReply)
-                        yield event
+                        emit(event)
         except httpx.TimeoutException as error:
             raise _silent(self.status.pid, _QUIET_TIMEOUT) from error
         except httpx.HTTPError as error:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
-from langchain_core.messages import AIMessage, InvalidToolCall, ToolCall, ToolMessage
+from langchain_core.messages import InvalidToolCall, ToolCall
 from langchain_core.messages.tool import invalid_tool_call, tool_call
 
 Tools = Sequence[Mapping[str, Any]]  # tools in OpenAI's format
@@ -48,7 +48,7 @@ class ParsedReply:
             if arguments is None and has_no_parameters(name, tools):
                 arguments = {}
             if not isinstance(arguments, dict):
-                raise ValueError("its arguments are no JSON object")
+                raise ValueError("its arguments are not a JSON object")
             # Arguments from other parsers are parsed again, strictly.
             arguments = parse_strict_json(json.dumps(arguments))
         except (ValueError, TypeError, RecursionError) as error:
@@ -71,7 +71,7 @@ class ParsedReply:
         try:
             call = parse_strict_json(source)
             if not isinstance(call, dict):
-                raise ValueError("it is no JSON object")
+                raise ValueError("it is not a JSON object")
             name = call.get("name")
             keys = [key for key in _ARGUMENTS if key in call]
             if unknown := sorted(call.keys() - {"name", *_ARGUMENTS} - _IGNORED_KEYS):
@@ -86,7 +86,7 @@ class ParsedReply:
             self.add(name, call[keys[0]] if keys else None, source, tools)
 
     def add_invalid(self, name: Any, source: str, error: Exception | str, *, truncated: bool = False) -> None:
-        """Add a text that is no valid call, with the reason; `truncated`: the reply was cut off in it."""
+        """Add a text that is not a valid call, with the reason; `truncated`: the reply was cut off in it."""
         valid_name = name if isinstance(name, str) and name and not _SURROGATE.search(name) else None
         reason = f"not a tool call: it was cut off ({error})" if truncated else f"not a tool call: {error}"
         call_id = f"call_{uuid.uuid4().hex[:24]}"
@@ -147,7 +147,7 @@ def parse_strict_json(text: str) -> Any:
     if sum(1 for _ in levels(value)) > _MAX_DEPTH:
         raise ValueError(f"it is nested deeper than {_MAX_DEPTH} levels")
     if _SURROGATE.search(json.dumps(value, ensure_ascii=False)):
-        raise ValueError("it has half a surrogate pair, which is no character")
+        raise ValueError("it has half a surrogate pair, which is not a character")
     return value
 
 
@@ -177,7 +177,7 @@ def levels(value: Any) -> Iterator[list[Any]]:
 
 
 def _reject_nan(constant: str) -> Any:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _parse_float(digits: str) -> float:
@@ -216,7 +216,7 @@ _REPAIRABLE_LENGTH = 12
 
 
 class BrokenJsonError(ValueError):
-    """Text that is no JSON value: the position of the error, and whether more text might repair it."""
+    """Text that is not a JSON value: the position of the error, and whether more text might repair it."""
 
     def __init__(self, message: str, at: int, *, unfinished: bool) -> None:
         super().__init__(message)
@@ -278,7 +278,7 @@ def read_calls(text: str, begin: int, separators: str) -> JsonCalls:
 
 
 def value_sources(text: str, begin: int, end: int) -> list[str]:
-    """Return the texts of the elements of a complete JSON value, or of the value itself if it is no list.
+    """Return the texts of the elements of a complete JSON value, or of the value itself if it is not a list.
 
     The elements beyond `MAX_CALLS` are one text.
     """
@@ -313,16 +313,3 @@ def parse_constrained(text: str, tools: Tools) -> ParsedReply:
     elif rest or not found.sources:
         parsed.add_invalid(find_name(rest), text, "it is more, or less, than a call")
     return parsed
-
-
-def invalid_call_messages(message: AIMessage) -> list[ToolMessage]:
-    """Return a message with the error of each invalid call of a reply, for the model."""
-    messages = []
-    for call in message.invalid_tool_calls:
-        reason = call.get("error") or "its arguments are not a JSON object"
-        # Small models call again only if the message names the tool.
-        name = call.get("name") or find_name(call.get("args") or "") or "the tool"
-        instruction = f"Call {name} again, with arguments that are one JSON object."
-        text = f"Error: this call could not be read ({reason}). {instruction}"
-        messages.append(ToolMessage(text, tool_call_id=call.get("id") or "", name=call.get("name"), status="error"))
-    return messages

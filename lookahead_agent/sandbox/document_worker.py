@@ -16,8 +16,14 @@ from typing import Any
 TextPart = tuple[str, str]
 # Elements to leave out besides those that the library leaves out.
 HIDDEN = [
-    *("svg", "iframe", "object"),
-    *("[style*='opacity:0;']", "[style$='opacity:0']"),
+    *("svg", "iframe", "object", "canvas", "video", "audio", "datalist"),
+    *(
+        "[style*='opacity:0;']",
+        "[style$='opacity:0']",
+        "[style*='opacity:0.0']",
+        "[style*='left:-9999']",
+        "[style*='text-indent:-9999']",
+    ),
 ]
 STYLE = re.compile(r"<style\b[^>]*+>", re.IGNORECASE)
 DISPLAY = re.compile(r"\b(?:display|visibility)\s*:\s*([\w-]+)", re.IGNORECASE)
@@ -55,7 +61,7 @@ def html(data: bytes, address: str) -> Iterator[TextPart]:
 
 
 def hidden_selectors(text: str) -> list[str]:
-    """Return the classes and ids that the page's style sheets always hide."""
+    """Return the classes and ids, also of one kind of element, that the page's style sheets always hide."""
     shown: dict[str, bool] = {}
     lower = text.lower()
     end = 0
@@ -68,7 +74,11 @@ def hidden_selectors(text: str) -> list[str]:
                 for selector in selectors.rpartition("{")[2].split(","):
                     name = selector.strip()
                     shown[name] = shown.get(name, False) or value[1].lower() not in ("none", "hidden", "collapse")
-    return [name for name, is_shown in shown.items() if not is_shown and re.fullmatch(r"[.#][\w-]+", name)][:1000]
+    return [
+        name
+        for name, is_shown in shown.items()
+        if not is_shown and re.fullmatch(r"[a-zA-Z]?[\w-]*(?:[.#][\w-]+)+", name)
+    ][:1000]
 
 
 def docx(data: bytes, _: str) -> Iterator[TextPart]:

@@ -159,10 +159,13 @@ def describe_columns(connection: sqlite3.Connection, message: str) -> str:
     found = re.match(r"(?:ambiguous column name|no such column): (?:.*\.)?(.+)", message)
     if found is None:
         return ""
+    # SQLite keeps the data of a virtual table in tables that no one asks about.
+    hidden = {row[1] for row in connection.execute("PRAGMA table_list") if row[2] == "shadow"}
     tables = [
         name
         for (name,) in connection.execute(TABLES).fetchall()
-        if found[1].lower() in {row[1].lower() for row in pragma(connection, "table_xinfo", name)}
+        if name not in hidden
+        and found[1].lower() in {row[1].lower() for row in pragma(connection, "table_xinfo", name)}
     ]
     if not tables:
         return ""

@@ -191,37 +191,50 @@ def enter_sandbox(plan: dict[str, Any]) -> None:
 def code_blocks(text: str, languages: Sequence[str]) -> list[str]:
     """Return the contents of a text's Markdown fences in these languages, or else of the fences without a language.
 
-    The last fence may be unclosed, and a fence may be on one line. A text between single backticks is one block.
+    The last fence may be unclosed, and a fence may be on one line. A text between single backticks is one block. A text
+    with fences around nothing, such as one that only closes, is a block without them.
     """
     found: list[tuple[bool, str]] = []
     fence, language, lines = "", "", list[str]()
+    has_fence = has_content = False
     for line in [*text.splitlines(keepends=True), None]:
         mark = None if line is None else FENCE.match(line)
         if fence and (line is None or (mark is not None and mark[1].startswith(fence) and not mark[2])):
-            if not language or language in languages:
-                found.append((bool(language), textwrap.dedent("".join(lines))))
+            block = textwrap.dedent("".join(lines))
+            if (not language or language in languages) and block.strip():
+                found.append((bool(language), block))
+            has_content = has_content or bool(block.strip())
             fence = ""
         elif fence and line is not None:
             lines.append(line)
         elif mark is not None:
             fence, language, lines = mark[1], mark[2].lower(), []
+            has_fence = True
     quoted = re.search("(?<!`)(`{3,}+)([^`\n]++)\\1", text) or re.fullmatch("(`)([^`]++)`", text.strip())
     if not found and quoted is not None:
         word, _, others = quoted[2].strip().partition(" ")
         return [others if word.lower() in languages else quoted[2].strip()]
+    if not found and has_fence and not has_content:
+        return ["".join(line for line in text.splitlines(keepends=True) if FENCE.match(line) is None)]
     has_language = any(named for named, _ in found)
     return [block for named, block in found if named is has_language]
 
 
 def parse(code: str) -> tuple[str, ast.Module]:
-    """Parse code; code that is invalid as it stands may be in Markdown fences."""
+    """Parse code; code that is invalid as it stands may be in Markdown fences, indented, or typed at a prompt."""
     try:
         return code, ast.parse(code, FILE)
-    except SyntaxError:
-        if not (blocks := code_blocks(code, LANGUAGES)):
+    except SyntaxError as error:
+        blocks = code_blocks(code, LANGUAGES)
+        other = textwrap.dedent("\n".join(blocks) if blocks else code.removeprefix("\ufeff"))
+        if other.lstrip().startswith(">>>"):
+            other = "\n".join(line[4:] for line in other.splitlines() if line.startswith((">>>", "...")))
+        if other == code:
             raise
-        code = "\n".join(blocks)
-        return code, ast.parse(code, FILE)
+        try:
+            return other, ast.parse(other, FILE)
+        except SyntaxError as new:
+            raise (new if blocks else error) from None
 
 
 def run(code: str) -> None:
@@ -265,7 +278,7 @@ def run(code: str) -> None:
             message = f"{error}"
         except Exception:
             message = "its message cannot be shown"
-        print(f"{type(error).__name__}{where}: {message}", file=sys.stderr)
+        print(f"{type(error).__name__}{where}{': ' if message else ''}{message}", file=sys.stderr)
         sys.exit(1)
     finally:
         names.clear()  # closes, and so flushes, files that the code left open

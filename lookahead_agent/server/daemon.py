@@ -66,7 +66,8 @@ def private_dir() -> Path:
                 raise _unusable(f"{folder}, which is another user's")
             os.fchmod(descriptor, 0o700)
     except OSError as error:
-        kind = "a symbolic link" if folder.is_symlink() else "a file" if folder.is_file() else None
+        # `Path.is_symlink` raises within a folder that this user cannot enter.
+        kind = "a symbolic link" if os.path.islink(folder) else "a file" if os.path.isfile(folder) else None
         raise _unusable(f"{folder}, which is {kind}" if kind else f"{folder} ({_reason(error)})") from error
     return folder
 

@@ -170,10 +170,9 @@ async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tu
 
         await gather_or_cancel([read(index, stream) for index, stream in enumerate(streams)])
 
-    async with aclosing(event_stream(read_all)) as items:
-        async for item in items:
-            if item is not None:  # the result of `read_all`
-                yield item
+    async with aclosing(event_stream(read_all)) as merged:
+        async for numbered in merged:
+            yield numbered
 
 
 async def with_pings(items: AsyncGenerator[T, None], seconds: float = PING_SECONDS) -> AsyncGenerator[T | None, None]:

@@ -1,4 +1,8 @@
-"""Runs the application on uvicorn, with limits on the number of connections and the duration of requests."""
+"""Runs the application on uvicorn, with limits on the number of connections and the duration of requests.
+
+Granian 2.8 bounds heads, and the time until one has arrived. It has no time-out for bodies or for clients that do not
+read, and does not close the connection that waits longest. An application cannot see a Unix socket's peer there.
+"""
 
 import asyncio
 import logging

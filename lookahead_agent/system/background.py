@@ -30,7 +30,6 @@ from lookahead_agent.errors import ForeignCodeError, LookaheadError
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-S = TypeVar("S")
 
 _CLOSE_SECONDS = 10.0  # until a request or a job that does not end is abandoned
 
@@ -74,12 +73,7 @@ class LoopThread:
         if self.is_current:
             coroutine.close()
             raise LookaheadError(_OWN_THREAD)
-        future = self.submit(coroutine)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
+        return result_of(self.submit(coroutine))
 
     @property
     def is_current(self) -> bool:
@@ -125,6 +119,15 @@ class LoopThread:
         if self._loop is not None:
             _parent_loops.append(self._loop)
         self._initialize()
+
+
+def result_of(future: Future[T]) -> T:
+    """Wait for the result of a call in another thread; an exception here (Ctrl-C) cancels the call."""
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
 
 
 async def contain(awaitable: Awaitable[T]) -> T:
@@ -173,23 +176,27 @@ class _StreamEnd:
     """Marks the end of a stream."""
 
 
-async def event_stream(produce: Callable[[Callable[[S], None]], Coroutine[Any, Any, T]]) -> AsyncGenerator[S | T, None]:
-    """Run `produce(emit)`; yield the emitted items, then its result. Closing the generator cancels it."""
-    items: asyncio.Queue[S | _StreamEnd] = asyncio.Queue()
+Producer = Callable[[Callable[[T], None]], Coroutine[Any, Any, None]]
+"""A coroutine function that passes each item to its argument."""
+
+
+async def event_stream(produce: Producer[T]) -> AsyncGenerator[T, None]:
+    """Run `produce(emit)` in this loop, and yield the emitted items; closing the generator cancels it."""
+    items: asyncio.Queue[T | _StreamEnd] = asyncio.Queue()
     async with _running_tasks([produce(items.put_nowait)]) as (task,):
         task.add_done_callback(lambda _: items.put_nowait(_StreamEnd()))
         while not isinstance(item := await items.get(), _StreamEnd):
             yield item
-        yield task.result()
+        task.result()
 
 
-def stream(items: AsyncGenerator[T, None]) -> Iterator[T]:
-    """Iterate over a generator that runs in the background loop; closing the iterator closes the generator."""
+def stream(produce: Producer[T]) -> Iterator[T]:
+    """Run `produce(emit)` in the background loop, and yield the emitted items; closing the iterator cancels it."""
     if _background.is_current:
         raise LookaheadError(_OWN_THREAD)
     queue: SimpleQueue[T | _StreamEnd] = SimpleQueue()
     process = os.getpid()
-    future = _forward(items, queue.put)
+    future = _start(produce, queue.put)
     try:
         while not isinstance(item := queue.get(), _StreamEnd):
             yield item
@@ -201,7 +208,7 @@ def stream(items: AsyncGenerator[T, None]) -> Iterator[T]:
             future.cancel()
 
 
-async def astream(items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+async def astream(produce: Producer[T]) -> AsyncGenerator[T, None]:
     """The asynchronous `stream`, for callers in another event loop."""
     caller = asyncio.get_running_loop()
     queue: asyncio.Queue[T | _StreamEnd] = asyncio.Queue()
@@ -212,26 +219,27 @@ async def astream(items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
         except RuntimeError:  # the caller's loop is closed: stop reading
             future.cancel()
 
-    future = _forward(items, put)
+    future = _start(produce, put)
     try:
         while not isinstance(item := await queue.get(), _StreamEnd):
             yield item
-        future.result()  # already done, since `_StreamEnd` was its last item; raises the generator's error
+        future.result()  # already done, since `_StreamEnd` was its last item; raises the producer's error
     finally:
         future.cancel()
 
 
-def _forward(items: AsyncGenerator[T, None], put: Callable[[T | _StreamEnd], None]) -> Future[None]:
-    """Pass each item of a generator in the background loop to `put`, then the end marker."""
-
-    async def read() -> None:
-        async with aclosing(items):
-            async for item in items:
-                put(item)
-
-    future = submit(read())
+def _start(produce: Producer[T], put: Callable[[T | _StreamEnd], None]) -> Future[None]:
+    """Run a producer in the background loop; the end marker follows its items."""
+    future = submit(produce(put))
     future.add_done_callback(lambda _: put(_StreamEnd()))
     return future
+
+
+async def forward(items: AsyncGenerator[T, None], emit: Callable[[T], None]) -> None:
+    """Pass each item of a generator to `emit`: with the generator bound, it is a producer."""
+    async with aclosing(items):
+        async for item in items:
+            emit(item)
 
 
 async def in_daemon_thread(function: Callable[[], T]) -> T:

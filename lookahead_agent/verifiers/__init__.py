@@ -11,12 +11,12 @@ from lookahead_agent.verifiers.embedding import Embedder as Embedder
 from lookahead_agent.verifiers.embedding import EmbeddingVerifier as EmbeddingVerifier
 from lookahead_agent.verifiers.embedding import RemoteEmbedder as RemoteEmbedder
 from lookahead_agent.verifiers.embedding import SentenceEmbedder as SentenceEmbedder
-from lookahead_agent.verifiers.exact import ExactVerifier as ExactVerifier
 from lookahead_agent.verifiers.judge import EngineJudge as EngineJudge
 from lookahead_agent.verifiers.judge import JudgeModel as JudgeModel
 from lookahead_agent.verifiers.judge import JudgeVerifier as JudgeVerifier
 from lookahead_agent.verifiers.judge import RemoteJudge as RemoteJudge
-from lookahead_agent.verifiers.likelihood import LikelihoodVerifier as LikelihoodVerifier
+from lookahead_agent.verifiers.model_free import ExactVerifier as ExactVerifier
+from lookahead_agent.verifiers.model_free import RandomVerifier as RandomVerifier
 from lookahead_agent.verifiers.prefilter import PrefilterVerifier as PrefilterVerifier
-from lookahead_agent.verifiers.random_accept import RandomVerifier as RandomVerifier
-from lookahead_agent.verifiers.score import ScoreVerifier as ScoreVerifier
+from lookahead_agent.verifiers.scores import LikelihoodVerifier as LikelihoodVerifier
+from lookahead_agent.verifiers.scores import ScoreVerifier as ScoreVerifier

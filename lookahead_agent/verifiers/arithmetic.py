@@ -94,7 +94,7 @@ def _evaluate(node: ast.expr, source: str) -> Fraction:
             return -_evaluate(operand, source)
         case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _OPERATIONS:
             return _OPERATIONS[type(sign)](_evaluate(left, source), _evaluate(right, source))
-    raise ValueError(f"{source} is no arithmetic")
+    raise ValueError(f"{source} is not arithmetic")
 
 
 def _same(left: str, right: str, first: Fraction, second: Fraction) -> bool:

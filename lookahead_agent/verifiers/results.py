@@ -111,7 +111,7 @@ def numbers_so_far(text: str) -> frozenset[Fraction | str]:
 def different_results(draft: str, target: str) -> str | None:
     """The difference ("different numbers", "different units", "different equations"); None if there is none.
 
-    A unit or an equation that only one step has is no difference.
+    A unit or an equation that only one step has is not a difference.
     """
     if numbers(draft) != numbers(target):
         return "different numbers"

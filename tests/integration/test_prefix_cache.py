@@ -7,6 +7,7 @@ import random
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ def test_interleaved_conversations_prefill_only_new_tokens(fields: dict[str, Any
                 messages.append(HumanMessage("".join(rng.choices(WORDS, k=120))))
                 request = llm.request(messages, CallOptions(seed=turn))
                 request = replace(request, sampling=replace(request.sampling, allowed_token_ids=(0, *letters)))
-                *_, reply = background.stream(llm.generate_events(request))
+                *_, reply = background.stream(partial(background.forward, llm.generate_events(request)))
                 assert isinstance(reply, AIMessage)
                 usage = reply.usage_metadata
                 assert usage is not None

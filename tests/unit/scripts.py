@@ -11,7 +11,7 @@ from lookahead_agent.decoding.verifier import DraftVerifier, StepPair, Verdict, 
 from lookahead_agent.engines import Sampling, ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.engines.protocol import Delta
 from lookahead_agent.engines.tokenizer import Tokenizer
-from lookahead_agent.verifiers.exact import ExactVerifier
+from lookahead_agent.verifiers.model_free import ExactVerifier
 from tests.virtual_time import run_in_virtual_time
 
 PROMPT = "user: what is it?\nassistant: "

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from langchain.agents import create_agent
-from langchain.agents.middleware import AgentMiddleware, ToolRetryMiddleware
+from langchain.agents.middleware import AgentMiddleware, ModelRequest, ToolRetryMiddleware
 from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
 from langchain_core.tools import BaseTool, StructuredTool, tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
+from pydantic import Field
 
 from graphs.plan_execute import build_plan_execute
 from lookahead_agent import ChatLookahead
@@ -24,6 +26,7 @@ from lookahead_agent.agents.middleware import standard_middleware
 from lookahead_agent.agents.prompts import describe_tools, lookahead_settings, result_blocks
 from lookahead_agent.agents.thinking import ThinkingMiddleware
 from lookahead_agent.agents.tool_results import FitContextMiddleware, ToolResultMiddleware, describe_block
+from lookahead_agent.generation.call_options import CallOptions
 from lookahead_agent.testing import scripted_replies
 from tests.unit.chat import scripted_chat
 
@@ -323,6 +326,52 @@ def test_conversation_is_edited_until_it_fits_the_context() -> None:
     assert [message.text for message in short] == ["First?", "", text], "a conversation that fits is unchanged"
 
 
+class CountingChat(FakeListChatModel):
+    """A model with one token per character, which records what it counts."""
+
+    counted: list[str] = Field(default_factory=list)
+    whole: list[int] = Field(default_factory=list)
+
+    def get_num_tokens(self, text: str) -> int:
+        self.counted.append(text)
+        return len(text)
+
+    def get_num_tokens_from_messages(self, messages: list[Any], tools: Any = None) -> int:
+        self.whole.append(len(messages))
+        return sum(len(message.text) for message in messages)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_only_new_messages_are_counted_while_a_conversation_fits(asynchronous: bool) -> None:
+    llm = CountingChat(responses=["x"], profile={"max_input_tokens": 4_000, "max_output_tokens": 100})
+    edit, seen = FitContextMiddleware(llm, exact=True), AsyncMock() if asynchronous else Mock()
+
+    async def turn(*messages: AnyMessage) -> list[AnyMessage]:
+        request = ModelRequest(model=llm, messages=[*messages])
+        llm.counted.clear()
+        llm.whole.clear()
+        if asynchronous:
+            await edit.awrap_model_call(request, seen)
+        else:
+            edit.wrap_model_call(request, seen)
+        passed: list[AnyMessage] = seen.call_args[0][0].messages
+        return passed
+
+    question, reply = HumanMessage("é" * 1_500), AIMessage("é" * 1_600)
+    assert await turn(HumanMessage("short")) == [HumanMessage("short")]
+    assert (llm.counted, llm.whole) == ([], []), "a token has at least one byte"
+    assert await turn(question) == [question]
+    assert llm.counted == []
+    assert await turn(question, reply) == [question, reply]
+    assert (llm.counted, llm.whole) == ([question.text, reply.text], [])
+    result = ToolMessage("e" * 100, tool_call_id="1")
+    assert await turn(question, reply, result) == [question, reply, result]
+    assert (llm.counted, llm.whole) == ([result.text], []), "the others were counted before"
+    long = ToolMessage("e" * 2_000, tool_call_id="2")
+    assert len((await turn(question, reply, result, long))[-1].text) < 2_000
+    assert (llm.counted, bool(llm.whole)) == ([long.text], True)
+
+
 def test_run_with_more_results_than_fit_still_ends_with_an_answer() -> None:
     def reply(prompt: str) -> str:
         turn = prompt.count("tool: ")
@@ -426,8 +475,12 @@ ODD_SCHEMAS: list[Any] = [
     *({"type": "object", "properties": {"x": part}} for part in (
         True, False, None, {}, {"enum": None}, {"anyOf": None}, {"anyOf": [True, {"type": "null"}]}, {"items": None},
         {"type": "object", "properties": None, "required": None}, {"type": "array", "items": True},
-        {"description": None},
+        {"description": None}, {"enum": []}, {"anyOf": []}, {"required": True}, {"type": []}, {"default": math.nan},
+        {"$ref": None},
     )),
+    {"type": ["object", "null"], "properties": {"x": {}}, "required": True},
+    {"type": "object", "properties": {"$ref": {"type": "string"}}},
+    {"type": "object", "properties": {"x": {"$ref": "#/$defs/a~1b%20c"}}, "$defs": {"a/b c": {"type": "string"}}},
 ]  # fmt: skip
 
 
@@ -441,6 +494,20 @@ def test_odd_schemas_are_described_and_called() -> None:
         )
         build_plan_execute(llm, [order]).invoke({"messages": [("human", "?")]})
         assert called == [{}], schema
+        # Checks the form of a call.
+        options = CallOptions(tools=[order], tool_choice="any")
+        assert options.tools[0]["function"]["parameters"]["type"] == "object"
+
+
+def test_fields_of_a_schema_in_parts_are_described() -> None:
+    one, two = ({"type": "object", "properties": {name: {"type": "string"}}, "required": [name]} for name in "ab")
+    for schema, signature in (
+        ({"allOf": [one, two]}, "order(a: string, b: string): Order."),
+        ({"anyOf": [one, two]}, "order(a: string = null, b: string = null): Order."),
+        ({"type": "object", "properties": {"x": {"allOf": [one, two]}}}, 'order(x: {"a": string, "b": string} = null)'),
+        ({"$ref": "#/$defs/A", "$defs": {"A": {"oneOf": [one]}}}, "order(a: string = null): Order."),
+    ):
+        assert signature in describe_tools([order_tool(schema, [])])
 
 
 def test_describe_tools_lists_signatures_and_docstrings() -> None:

@@ -101,6 +101,14 @@ def test_invalid_dataset_exits_with_2_and_names_the_line(tmp_path: Path, capsys:
     assert "line 1" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("arguments", [["bench", "report"], ["bench", "--dataset"], ["trace"], ["calibrate", "fit"]])
+def test_file_that_the_system_refuses_is_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*arguments, "x" * 300) == 2
+    shown = capsys.readouterr().err
+    assert "File name too long" in shown
+    assert "Traceback" not in shown
+
+
 def test_models_list_prints_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("models", "list") == 0
     out = capsys.readouterr().out

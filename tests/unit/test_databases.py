@@ -65,6 +65,11 @@ def test_duckdb_is_read_and_not_written(tmp_path: Path) -> None:
         ),
     )  # fmt: skip
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.duckdb"]
+    assert query(f"duckdb:///{path}", "FROM items LIMIT 1", LIMITS).startswith("id | name | price\n1 | n1 | ")
+    with pytest.raises(ValueError, match="one at a time"):
+        query(f"DuckDB:///{path}", "SELECT 1; SELECT 2", LIMITS)
+    with pytest.raises(ValueError, match=r"cannot be opened .*the database says: IO Error"):
+        make_sql_tool(f"duckdb:///{tmp_path}/gone.duckdb", LIMITS)
 
 
 @pytest.mark.parametrize("scheme", ["mysql", "mariadb", "mysql+pymysql"])

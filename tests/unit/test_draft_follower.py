@@ -9,7 +9,7 @@ import pytest
 
 from lookahead_agent.decoding import DecodingSettings, Reply, lookahead
 from lookahead_agent.engines import Sampling, ScriptedEngine, ScriptedStep
-from lookahead_agent.verifiers.exact import ExactVerifier
+from lookahead_agent.verifiers.model_free import ExactVerifier
 from tests.unit.scripts import Pair, ScriptedVerifier
 from tests.virtual_time import run_in_virtual_time
 

@@ -9,7 +9,7 @@ import pytest
 from lookahead_agent.decoding import DecodingSettings, lookahead
 from lookahead_agent.engines import Sampling, ScriptedStep
 from lookahead_agent.errors import EngineError
-from lookahead_agent.verifiers.exact import ExactVerifier
+from lookahead_agent.verifiers.model_free import ExactVerifier
 from tests.unit.scripts import Pair, ScriptedVerifier
 from tests.virtual_time import run_in_virtual_time
 

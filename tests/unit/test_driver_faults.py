@@ -19,8 +19,8 @@ from lookahead_agent.engines import Sampling, ScriptedEngine, ScriptedStep
 from lookahead_agent.engines.protocol import Delta
 from lookahead_agent.errors import EngineError
 from lookahead_agent.system.background import describe
-from lookahead_agent.verifiers.exact import ExactVerifier
-from lookahead_agent.verifiers.score import ScoreVerifier
+from lookahead_agent.verifiers.model_free import ExactVerifier
+from lookahead_agent.verifiers.scores import ScoreVerifier
 from tests.unit.scripts import Pair, ScriptedVerifier, Steps, scripted
 from tests.virtual_time import run_in_virtual_time
 

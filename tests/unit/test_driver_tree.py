@@ -8,9 +8,8 @@ import pytest
 
 from lookahead_agent.decoding import DecodingSettings
 from lookahead_agent.engines import Sampling, ScriptedStep
-from lookahead_agent.verifiers.exact import ExactVerifier
-from lookahead_agent.verifiers.likelihood import LikelihoodVerifier
-from lookahead_agent.verifiers.score import PROMPT, ScoreVerifier
+from lookahead_agent.verifiers.model_free import ExactVerifier
+from lookahead_agent.verifiers.scores import PROMPT, LikelihoodVerifier, ScoreVerifier
 from tests.unit.scripts import Pair, ScriptedVerifier
 
 STEPS = ["First this.\n\n", "Then that.\n\n", "So it is 4.\n\n", "Done."]

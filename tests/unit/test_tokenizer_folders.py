@@ -58,6 +58,7 @@ def folder(good: Path, tmp_path: Path) -> Path:
         ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "cannot be read"),
         ("{% for %}", "cannot be read"),
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{% set a = 1 %}" * 9999, "149985 characters"),
     ],
 )
 def test_hostile_template_is_one_error(folder: Path, template: str, message: str) -> None:
@@ -67,6 +68,10 @@ def test_hostile_template_is_one_error(folder: Path, template: str, message: str
 
 
 NESTED = "{% set ns = namespace(x=[1]) %}{% for _ in range(40) %}{% set ns.x = VALUE %}{% endfor %}{{ ns.x ~ 'a' }}"
+TEXTS = (
+    "{% macro show(a) %}" + "{{ a }}" * 99 + "{% endmacro %}{% set ns = namespace(x='<' * 9999) %}"
+    "{% for _ in range(40) %}{% set ns.x = VALUE %}{% endfor %}"
+)
 UNBOUNDED = [
     *(f"{{{{ ('%' ~ '9999999' ~ '99d') {use} }}}}" for use in ("% 1", "| format(1)", "| replace('%', '%1') % 1")),
     *(f"{{{{ ('{{:' ~ '9999999' ~ '99}}'){use} }}}}" for use in (".format(1)", ".format_map({})")),
@@ -88,6 +93,15 @@ UNBOUNDED = [
     "{% set a = [[1] * 99] * 99 %}{{ a | sum(start=[]) | length }}",
     *(NESTED.replace("VALUE", "[ns.x, ns.x]").replace("ns.x ~ 'a'", f"ns.x{use}") for use in ("", "|tojson", "==1")),
     *(NESTED.replace("VALUE", value) for value in ("(ns.x, ns.x)", "{1: ns.x, 2: ns.x}", "dict(a=ns.x, b=ns.x)")),
+    *(TEXTS.replace("VALUE", value) for value in ("ns.x ~ ns.x", " ~ ".join(["ns.x"] * 99), "show(ns.x)")),
+    TEXTS.replace("VALUE", "(ns.x ~ ns.x) | forceescape"),
+    "{% set x = 'a' * 999999 %}{% set y %}" + "{{ x }}" * 99 + "{% endset %}{{ y | length }}",
+    "{% set x = 'a' * 999999 %}" + "{{ x }}" * 99,
+    *(
+        f"{{{{ ('{width}' * 9999){use} }}}}"
+        for width, use in (("{:99999}", ".format(1)"), ("%(a)9999d", " % {'a': 1}"))
+    ),
+    "{{ strftime_now('%c' * 9999) }}",
     *(NESTED.replace("VALUE", value) for value in ("[ns.x] + [ns.x]", "[ns.x] * 2", "namespace(a=ns.x, b=ns.x)")),
 ]
 
@@ -96,6 +110,11 @@ UNBOUNDED = [
 def test_no_single_operation_of_a_template_is_without_a_bound(template: str) -> None:
     environment = BoundedEnvironment()
     environment.filters["tojson"] = lambda value, **options: json.dumps(value, **options)
+
+    def strftime_now(form: str) -> str:
+        return form
+
+    environment.globals["strftime_now"] = strftime_now
     with pytest.raises(SecurityError, match="without a bound"):
         environment.from_string(template).render()
 
@@ -288,3 +307,29 @@ def test_counting_tokenizer_has_the_ids_of_transformers_without_its_import(
 def test_folders_that_transformers_changes_are_read_by_transformers(tmp_path: Path, changed: dict[str, object]) -> None:
     assert type(load_counting_tokenizer(qwen(tmp_path / "a")).backend).__name__ == "_FileBackend"
     assert type(load_counting_tokenizer(qwen(tmp_path / "b", **changed)).backend).__name__ != "_FileBackend"
+
+
+def test_template_is_rendered_once_per_prompt_of_a_known_form(folder: Path) -> None:
+    """The first prompt of a form is rendered with marks too, to see what the template leaves out."""
+    rendered: list[Any] = []
+
+    class Rendering(HFTokenizer):
+        def _render(self, *arguments: Any) -> str:
+            rendered.append(arguments)
+            return super()._render(*arguments)
+
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}{% if m.role != 'system' or loop.first %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    tokenizer = Rendering(folder)
+    for question, times in (("a", 2), ("b", 1), ("", 2), ("c", 1)):
+        rendered.clear()
+        tokenizer.chat_prompt([{"role": "user", "content": question}], whole=True)
+        assert len(rendered) == times
+    rendered.clear()
+    tokenizer.chat_prompt([{"role": "user", "content": "a"}], [{"name": "tool"}], whole=True)
+    assert len(rendered) == 2, "tools change what a template writes"
+    for _ in range(2):
+        messages = [{"role": role, "content": "a"} for role in ("user", "system")]
+        with pytest.raises(ConfigurationError, match="leaves out message 2"):
+            tokenizer.chat_prompt(messages, whole=True)

@@ -148,17 +148,18 @@ def test_documents_of_many_kinds_are_read(tmp_path: Path) -> None:
     (tmp_path / "i.csv").write_bytes("Stadt;Größe\nKöln;groß\nMünchen;größer\n".encode("cp1252"))
     (tmp_path / "j.txt").write_bytes("Срок уведомления составляет три месяца. Это важно для всех.".encode("cp1251"))
     (tmp_path / "k.txt").write_bytes("年次有給休暇は二十日です。申請は上司に出してください。".encode("cp932"))
+    (tmp_path / "l.txt").write_bytes("返品は三十日以内です。".encode("iso2022_jp"))
     index = DocumentIndex(tmp_path)
     for question, source in (
         ("wordcell", "a.docx"), ("sheetcell", "b.xlsx, sheet Sheet, rows 1-2"), ("slidetitle", "c.pptx, slide 1"),
         ("pagetext", "d.html"), ("celltext", "e.ipynb, cell 1"), ("city", "f.json, item 1"),
         ("jsonline", "g.jsonl:1-2"),
         ("readmetext", "README:1-1"), ("utfsixteen", "h.yaml:1-1"), ("München", "i.csv:1-3"), ("месяца", "j.txt:1-1"),
-        ("有給休暇", "k.txt:1-1"),
+        ("有給休暇", "k.txt:1-1"), ("返品", "l.txt:1-1"),
     ):  # fmt: skip
         assert [passage.source for passage in index.search(question, 1)] == [source], question
     assert index.search("secret") == []
-    assert sorted(index.left_out) == ["i.csv", "j.txt", "k.txt"]
+    assert sorted(index.left_out) == ["i.csv", "j.txt", "k.txt", "l.txt"]
     assert index.left_out["i.csv"] == "it is not UTF-8, and was read as cp1252"
 
 

@@ -230,6 +230,13 @@ ENVIRONMENT = {"TOKEN": "t0ken", "INPUT_SHOP_KEY": "k3y"}
         ({"serverUrl": "http://h/mcp"}, AT),
         (RUN | {"disabled": True, "args": ["${GONE}"]}, None),
         (RUN | {"enabled": False}, None),
+        (RUN | {"isActive": False}, None),
+        (RUN | {"active": True, "args": ["--port", 80]}, RUN | {"args": ["--port", "80"]}),
+        (AT | {"headers": {"N": 1, "gone": None}}, AT | {"headers": {"N": "1"}}),
+        (
+            RUN | {"args": ["A:${KEY}"], "env": {"KEY": "${TOKEN}"}},
+            RUN | {"args": ["A:t0ken"], "env": {"KEY": "t0ken"}},
+        ),
     ],
 )  # fmt: skip
 def test_keys_of_other_clients_have_their_meaning(
@@ -269,7 +276,8 @@ def test_keys_of_other_clients_have_their_meaning(
         (RUN | {"type": "sse"}, "has a command, which contradicts the type 'sse'"),
         (RUN | {"headers": {"A": "x"}}, "has a command, for which 'headers' has no effect"),
         (AT | {"env": {"A": "x"}}, "has a url, for which 'env' has no effect"),
-        (RUN | {"timeout": 60_000}, "timeout: Input should be less than or equal to 3600"),
+        (RUN | {"timeout": 60_000}, "timeout: 60000 is more than the 3,600 seconds of an hour"),
+        (RUN | {"isActive": "no"}, "has 'isActive', which has to be true or false"),
         (RUN | {"disabled": "yes"}, "has 'disabled', which has to be true or false"),
     ],
 )  # fmt: skip

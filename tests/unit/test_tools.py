@@ -133,10 +133,12 @@ def test_virtual_tables_are_read_and_not_written(tmp_path: Path) -> None:
         ("SELECT offsets(old) FROM old WHERE body MATCH 'tea'", "0 0 6 3"),
         ("SELECT id FROM area WHERE low > 5", "2"),
         ("SELECT count(*) FROM pragma_table_info('orders')", "2"),
-        ("PRAGMA user_version", "0"),
+        ("PRAGMA user_version", "0"), ("SELECT 7\n```", "7"), ("sql\nSELECT 7", "7"), ("\ufeffSELECT 7", "7"),
         ("```sql\nSELECT 7\n```", "7"), ("`SELECT 7`", "7"), ("SQL: SELECT 7", "7"), ("Query:\n```\nSELECT 7", "7"),
     ):  # fmt: skip
         assert query(path, statement) == result, statement
+    with pytest.raises(ValueError, match=r"ambiguous column name: id \(there are area\.id, orders\.id\)$"):
+        query(path, "SELECT id FROM orders, area")  # the tables in which SQLite keeps an index have an "id" too
     for statement in (
         "INSERT INTO notes(notes) VALUES ('rebuild')", "SELECT optimize(old) FROM old", "DELETE FROM area_node",
         "UPDATE sqlite_master SET sql = ''", "PRAGMA user_version = 5", "SELECT * FROM pragma_user_version(5)",
@@ -404,6 +406,13 @@ def test_redirects_are_checked_like_the_first_url() -> None:
         (httpx.Response(403, html="<p>Sign <b>in</b>.</p>"), r"answered 403 Forbidden: Sign \*\*in\*\*\."),
         (httpx.Response(500, content=b"\x89PNG", headers={"Content-Type": "image/png"}), "500 Internal Server Error$"),
         (httpx.Response(200, content=b"x" * 2000), "longer than 1000 bytes"),
+        (httpx.Response(404, text="no such city" + "." * 2000), r"answered 404 Not Found: no such city\.\.\."),
+        (httpx.Response(404, content=b"why", headers={"Content-Type": "application/octet-stream"}), "Not Found: why$"),
+        (
+            httpx.Response(200, content=b"%PDF-1.7\n", headers={"Content-Type": "application/pdf"}),
+            "pdf, which is no text",
+        ),
+        (httpx.Response(200, content=b"PK\0", headers={"Content-Type": "application/zip"}), "zip, which is no text"),
         (httpx.Response(200, content=b"x", headers={"Content-Type": "image/png"}), "image/png"),
     ],
 )
@@ -427,6 +436,12 @@ def test_unusable_responses_raise(response: httpx.Response, message: str) -> Non
             "<p style='display:none'>3<p style='visibility: hidden'>4<input type=hidden value=5><p class=m>Tea.",
             "Tea.",
         ),
+        (
+            "<style>p.k, .a.b{display:none}</style><p class=k>1<p class='a b'>2<canvas>3</canvas><video>4</video>"
+            "<datalist><option>5</datalist><p style='position:absolute;left:-9999px'>6<p style='opacity:0'>7"
+            "<p class=a>x",
+            "x",
+        ),
     ],
 )
 def test_pages_become_markdown(html: str, text: str) -> None:
@@ -436,7 +451,8 @@ def test_pages_become_markdown(html: str, text: str) -> None:
 @pytest.mark.parametrize(
     "kind",
     ["application/ld+json", "application/rss+xml", "application/atom+xml", "application/yaml", "text/yaml",
-     "application/x-ndjson", "application/problem+json", "application/toml", "text/csv"],
+     "application/x-ndjson", "application/problem+json", "application/toml", "text/csv", "application/x-python",
+     "application/vnd.oai.openapi", "application/octet-stream", "application/vnd.github.raw", "message/rfc822", ""],
 )  # fmt: skip
 def test_types_of_text_are_shown_as_they_are(kind: str) -> None:
     response = httpx.Response(200, content=b"a: <b>1</b>", headers={"Content-Type": kind})
@@ -446,6 +462,9 @@ def test_types_of_text_are_shown_as_they_are(kind: str) -> None:
 def test_pages_declare_their_encoding_and_their_end() -> None:
     for page in ("<meta charset=latin1><p>Köln", "<meta http-equiv=x content='text/html; charset=latin1'><p>Köln"):
         response = httpx.Response(200, content=page.encode("latin1"), headers={"Content-Type": "text/html"})
+        assert get("http://example.org/", lambda _, response=response: response) == "Köln"
+    for data in ("Köln".encode("cp1252"), "Köln".encode()):  # as browsers read a page that names no encoding
+        response = httpx.Response(200, content=data, headers={"Content-Type": "text/plain"})
         assert get("http://example.org/", lambda _, response=response: response) == "Köln"
     with pytest.raises(ValueError, match="has 3 characters: there is none from first_character=9 on"):
         fetch(

@@ -18,8 +18,8 @@ from lookahead_agent.policy import VerifierPolicy, as_policy
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.testing import scripted_chat, scripted_engines
 from lookahead_agent.verifiers.embedding import EmbeddingVerifier, RemoteEmbedder
-from lookahead_agent.verifiers.exact import ExactVerifier
 from lookahead_agent.verifiers.judge import EngineJudge, JudgeVerifier
+from lookahead_agent.verifiers.model_free import ExactVerifier
 from lookahead_agent.verifiers.prefilter import PrefilterVerifier
 
 
