@@ -159,7 +159,7 @@ def memory_shares(
     rest = total * (usable - sum(shares.values())) - sum(fixed.values())
     if free and (rest <= 0 or (cache and rest < _BLOCK * sum(cache.values()))):
         sizes = ", ".join(f"{role} {size / 2**30:.1f} GiB" for role, size in fixed.items())
-        ways = "" if shares else explain_ways(engines, total)
+        ways = "" if shares else explain_ways({str(role): engine for role, engine in engines.items()}, total)
         raise ConfigurationError(
             f"the models do not fit into the GPU's {total / 2**30:.0f} GiB together ({sizes} before any cache): "
             f"choose a smaller or quantized model, more GPUs (engine_args={{'tensor_parallel_size': …}}), or a server"
