@@ -219,13 +219,22 @@ class EngineFields(BaseModel):
         )
         self._check_unused(remote, models)
         given = {"target": self.engine_args, "draft": self.draft_engine_args, "judge": self.judge_engine_args}
-        arguments = [
+        target, draft, judge = (
             fill_parallel_size(_without_secrets(each), self.gpus.get(role), role)  # type: ignore[call-overload]
             for role, each in given.items()
-        ]
+        )
         speculation = self.token_speculation if "target" not in remote else "none"
         spec = RuntimeSpec(
-            models, *arguments, remote, speculation, self.precision, self.draft_precision, self.cores, dict(self.gpus)
+            models=models,
+            target_arguments=target,
+            draft_arguments=draft,
+            judge_arguments=judge,
+            remote=remote,
+            token_speculation=speculation,
+            precision=self.precision,
+            draft_precision=self.draft_precision,
+            cores=self.cores,
+            gpus=dict(self.gpus.items()),
         )
         # Behind a server, the target's cost is unknown, and only step speculation can make it faster.
         steps = [policy.forces_speculation or ("target" in remote and policy.speculates) for policy in policies]

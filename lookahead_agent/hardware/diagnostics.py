@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 
 from lookahead_agent.engines.vllm_config import read_trained_context, runs_on_cpu
 from lookahead_agent.errors import IntegrityError, IsolationError
-from lookahead_agent.hardware.gpus import MIN_CONTEXT, context_that_fits, explain_room
+from lookahead_agent.hardware.gpus import MIN_CONTEXT, PlannedEngine, context_that_fits, explain_room
 from lookahead_agent.hardware.inventory import gpus, processor, version_of
 from lookahead_agent.models.cache import GGUF, damage
 from lookahead_agent.models.catalogue import ModelFacts, ModelSet
@@ -123,10 +123,10 @@ def _gpus(machine: Machine) -> Iterator[Check]:
 
 def _gpu_memory(models: ModelSet, machine: Machine) -> Iterator[Check]:
     """Whether the smallest GPU has room for the models, once they are here, and what would make more."""
-    found = [re.search(r"(\d+) ([MG])iB", gpu) for gpu in machine.gpus()]
-    sizes = [int(match[1]) << (20 if match[2] == "M" else 30) for match in found if match is not None]
+    matches = [re.search(r"(\d+) ([MG])iB", gpu) for gpu in machine.gpus()]
+    sizes = [int(match[1]) << (20 if match[2] == "M" else 30) for match in matches if match is not None]
     folders = [machine.locate(facts) for facts in _pair(models)]
-    engines = {
+    engines: dict[str, PlannedEngine] = {
         role: (folder, {}) for role, folder in zip(("target", "draft"), folders, strict=False) if folder is not None
     }
     if not sizes or machine.runs_on_cpu() or len(engines) < len(folders):
