@@ -111,7 +111,9 @@ class Server:
             return
         values = {SESSION_TOKEN: token} if token else {}
         values |= {"Cookie": "; ".join(f"{name}={value}" for name, value in cookies.items())} if cookies else {}
-        if sum(map(len, values.values())) <= _MAX_SESSION:
+        text = "".join(values.values())
+        # No request could carry other characters.
+        if len(text) <= _MAX_SESSION and text.isascii() and text.isprintable():
             self._sessions[key] = self._sessions.pop(key, {}) | values
         while len(self._sessions) > _MAX_SESSIONS:
             self._sessions.popitem(last=False)

@@ -109,6 +109,14 @@ async def test_names_of_replicas_go_back_with_the_requests_of_their_reply_only()
     assert [headers.get("Cookie") for headers in seen] == [None, "replica=a1", None, None]
 
 
+@pytest.mark.parametrize("sent", [{"X-Session-Token": "é"}, {"X-Session-Token": "a" * 5000}, {"Set-Cookie": "a=é"}])
+async def test_names_of_replicas_that_no_request_can_carry_are_dropped(sent: dict[str, str]) -> None:
+    seen: list[httpx.Headers] = []
+    raw = {name: value.encode() for name, value in sent.items()}
+    await ask(Server(RemoteModel("http://one/v1"), "target", transport_of(seen, **raw)), "1", "1")
+    assert [(headers.get("X-Session-Token"), headers.get("Cookie")) for headers in seen] == [(None, None)] * 2
+
+
 class RankedServer(FakeServer):
     """A vLLM server of data-parallel ranks, which refuses the others."""
 
