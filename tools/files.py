@@ -130,6 +130,8 @@ def make_file_tools(root: str | Path, allow: Collection[str] = ()) -> tuple[Base
         raise ValueError(f"the folder {base.name} cannot be opened: {error.strerror}") from None
     if not exists:
         raise ValueError(f"there is no folder {base.name}")
+    if not os.access(base, os.X_OK):
+        raise ValueError(f"the folder {base.name} cannot be opened: check its permissions")
 
     @make_tool(rest="read from a later line", read_only=True)
     def read_file(name: str, first_line: int = 1, first_character: int = 1) -> str:

@@ -64,8 +64,14 @@ def _known_set(model: str) -> ModelSet | None:
 
 def _facts(name: str) -> ModelFacts:
     path = Path(os.path.expanduser(name))  # unchanged if it names an unknown user
-    if path.is_dir():
-        if not (path / "config.json").is_file():
+    try:
+        is_folder, has_config = path.is_dir(), (path / "config.json").is_file()
+    except OSError as error:  # it may not be entered, or its name is too long
+        raise ModelNotFoundError(
+            f"the model folder {name[:200]!r} cannot be read ({error.strerror}): check its path and its permissions"
+        ) from None
+    if is_folder:
+        if not has_config:
             raise ModelNotFoundError(f"{path} has no config.json: it is not a model folder")
         return ModelFacts(hub_id=str(path.resolve()))
     known = {facts.hub_id: facts for models in CATALOGUE.values() for facts in (models.target, models.draft) if facts}

@@ -183,6 +183,8 @@ def test_target_and_draft_are_chosen_by_name_or_hub_id() -> None:
 def test_folder_without_a_model_raises_model_not_found_error(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match=r"config\.json"):
         choose_models(str(tmp_path), "owner/draft")
+    with pytest.raises(ModelNotFoundError, match=r"cannot be read \(File name too long\)"):
+        choose_models("a" * 5000, "owner/draft")
 
 
 def test_offline_hub_model_raises_an_error_that_names_it(index: Path) -> None:
