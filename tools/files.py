@@ -6,6 +6,7 @@ the user run, and names of secrets, are refused. `lookahead_agent.sandbox.workin
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection
 from pathlib import Path
