@@ -19,11 +19,11 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
 from langchain_core.messages.utils import count_tokens_approximately
 from langchain_core.tools import BaseTool
-from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.types import Command
 
 from lookahead_agent.agents.prompts import TOOL_HEADING, describe_tools
 from lookahead_agent.agents.run_record import ToolResult
+from lookahead_agent.agents.tool_schemas import describe_function
 from lookahead_agent.agents.tool_use import error_text, truncate, with_sync_call
 from lookahead_agent.agents.turns import AsyncHandler
 
@@ -220,7 +220,7 @@ def _all_text(message: AnyMessage) -> str:
 
 
 def _schema_text(tool: BaseTool | dict[str, Any]) -> str:
-    return json.dumps(convert_to_openai_tool(tool), default=str)
+    return json.dumps(tool if isinstance(tool, dict) else describe_function(tool), default=str)
 
 
 def _halve_a_text(messages: list[AnyMessage]) -> bool:

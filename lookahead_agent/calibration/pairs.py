@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from lookahead_agent.decoding.step import Step
 from lookahead_agent.decoding.verifier import StepPair
-from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.errors import ConfigurationError, validation_message
 from lookahead_agent.system.jsonl import Row, RowFile
 from lookahead_agent.verifiers.arithmetic import false_only_in
 
@@ -160,6 +160,12 @@ def labelled_pairs(rows: Iterable[Row], rule: OutcomeRule | None = None) -> dict
                     known = found[scores.problem]
                     known.scores |= scores.scores
                     known.judge = scores.judge or known.judge
-        except (ValidationError, KeyError) as error:
-            raise ConfigurationError(f"row {number} is none of `lookahead-agent calibrate`: {error!r}") from error
+        except ValidationError as error:
+            raise _foreign_row(number, validation_message(error)) from error
+        except KeyError as error:
+            raise _foreign_row(number, f"no pair of {error} precedes it") from error
     return {problem: pair for problem, pair in found.items() if pair.row.draft is not None}
+
+
+def _foreign_row(number: int, problem: str) -> ConfigurationError:
+    return ConfigurationError(f"row {number} is not of `lookahead-agent calibrate`: {problem}")

@@ -106,7 +106,7 @@ _CERTIFICATES = TypeAdapter(list[Any])
 
 def certificates(models: Mapping[str, str]) -> list[Certificate]:
     """The certificates of a pair of models in any precision, local ones before packaged ones."""
-    return [certificate for file in _files(models) if file.is_file() for certificate in _read(file)[0]]
+    return [certificate for file in _files(models) for certificate in _read(file)[0]]
 
 
 def keep(new: Sequence[Certificate]) -> Path:
@@ -117,7 +117,7 @@ def keep(new: Sequence[Certificate]) -> Path:
     first = new[0]
     file, _ = _files(first.models)
     kind = (first.precision, first.delimiter)
-    kept = [entry for entry in (_read(file)[0] if file.is_file() else ()) if (entry.precision, entry.delimiter) != kind]
+    kept = [entry for entry in _read(file)[0] if (entry.precision, entry.delimiter) != kind]
     rows = [certificate.model_dump(mode="json") for certificate in (*kept, *new)]
     with writable(file):
         write_atomically(file, json.dumps(rows, indent=1) + "\n")
@@ -149,7 +149,7 @@ def find_certificate(
 
     Certificates in `revoked` are revoked. A certificate does not cover steps with another delimiter.
     """
-    read = [_read(file) for file in _files(models) if file.is_file()]
+    read = [_read(file) for file in _files(models)]
     of_pair = [certificate for entries, _ in read for certificate in entries]
     problems = [problem for _, found in read for problem in found]
     of_precision = [certificate for certificate in of_pair if certificate.is_for(models, precision)]
@@ -188,11 +188,17 @@ def _files(models: Mapping[str, str | None]) -> list[Path]:
 
 
 def _read(file: Path) -> tuple[list[Certificate], list[str]]:
-    """Read the certificates of a file; those that do not show what they claim are left out, with the reasons."""
+    """Read the certificates of a file; those that do not show what they claim are left out, with the reasons.
+
+    A missing file has none. Raises ConfigurationError if it cannot be read.
+    """
     try:
+        if not file.is_file():
+            return [], []
         entries = _CERTIFICATES.validate_json(file.read_bytes())
     except (OSError, ValidationError) as error:
-        raise ConfigurationError(f"{file} has no certificates: delete it, or calibrate again ({error})") from error
+        reason = validation_message(error) if isinstance(error, ValidationError) else str(error)
+        raise ConfigurationError(f"{file} has no certificates: delete it, or calibrate again ({reason})") from error
     found: list[Certificate] = []
     problems: list[str] = []
     for number, entry in enumerate(entries, 1):

@@ -178,9 +178,11 @@ def fix_length(engine: Engine, tokens: int) -> Sampling:
 
 def read_costs(file: Path | None) -> MachineCosts | None:
     """Read measured costs; None without a file. Raises ConfigurationError if the file holds none."""
-    if file is None or not file.exists():
+    if file is None:
         return None
     try:
+        if not file.exists():
+            return None
         return MachineCosts.model_validate_json(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValidationError) as error:
         raise ConfigurationError(f"{file} has no measured costs: choose another --costs, or delete it") from error

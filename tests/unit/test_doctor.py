@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from lookahead_agent.cli.app import app
 from lookahead_agent.engines.processes import crash_reason, start_failure_reason
 from lookahead_agent.errors import IsolationError
-from lookahead_agent.hardware.diagnostics import Check, Machine, diagnose
+from lookahead_agent.hardware.diagnostics import _SANDBOX_FIX, Check, Machine, diagnose
 from lookahead_agent.hardware.inventory import gpus, output_of
 from lookahead_agent.models.resolve import choose_models
 from lookahead_agent.system.machine import memory
@@ -73,7 +73,7 @@ def test_missing_requirements_have_a_command_as_fix(machine: Callable[..., Machi
     def no_sandbox() -> str:
         raise IsolationError("nothing here can keep a program inside: install bubblewrap")
 
-    assert check_named("Sandbox", machine(sandbox=no_sandbox)).fix == "apt-get install bubblewrap"
+    assert check_named("Sandbox", machine(sandbox=no_sandbox)).fix == _SANDBOX_FIX
 
 
 @pytest.mark.parametrize(

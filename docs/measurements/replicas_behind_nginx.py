@@ -1,6 +1,6 @@
 """Replies on two replicas of target and draft behind nginx, with the key of a reply, without it, and on one replica.
 
-python examples/replicas_behind_nginx.py TARGET DRAFT [VLLM ARGUMENT…]
+python docs/measurements/replicas_behind_nginx.py TARGET DRAFT [VLLM ARGUMENT…]
 
 It needs nginx (apt-get install nginx), starts vLLM's servers and nginx on free ports, and prints a table: the share of
 prompt tokens in the prefix caches, the replies whose requests all went to one replica, and the requests by replica.
