@@ -21,7 +21,6 @@ _BLOCK = 16  # tokens of a block of vLLM's KV cache, which keeps one block back
 _JUDGE_TOKENS = 16384  # cached tokens of a judge: it reads pairs of steps
 _SHARE = "gpu_memory_utilization"
 _WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf", "*.pt")
-_BYTES_PER_VALUE = {"float32": 4, "fp8": 1}  # by dtype; 2 for others
 _MORE_ROOM = {
     "fp8 weights (engine_args={'quantization': 'fp8'})": {"quantization": "fp8"},
     "an fp8 cache ({'kv_cache_dtype': 'fp8'})": {"kv_cache_dtype": "fp8"},
@@ -239,9 +238,10 @@ def kv_cache_bytes_per_token(folder: Path, arguments: Mapping[str, Any]) -> int:
     # As in vLLM, a GPU has one head at least.
     heads = max(1, read_count(config, "num_key_value_heads", "num_attention_heads") // _size(arguments, 0))
     layers = -(-read_count(config, "num_hidden_layers") // _size(arguments, 1))
-    trained_dtype = config.get("torch_dtype") or config.get("dtype")
-    dtype = str(arguments.get("kv_cache_dtype", arguments.get("dtype", trained_dtype)))
-    value_bytes = next((number for name, number in _BYTES_PER_VALUE.items() if name in dtype), 2)
+    cache = str(arguments.get("kv_cache_dtype", "auto"))
+    dtype = str(arguments.get("dtype", "auto")) if cache == "auto" else cache
+    # By itself, vLLM computes with 32-bit weights in 16 bits.
+    value_bytes = 4 if dtype in ("float32", "float") else 1 if dtype.startswith("fp8") else 2
     draft_bytes = sum(kv_cache_bytes_per_token(draft, {}) for draft in _draft_folders(arguments))
     return 2 * layers * heads * _head_size(config) * value_bytes + draft_bytes
 
