@@ -231,7 +231,7 @@ class ChatLookahead(CallDefaults, BindingModel):
 
         # The daemon has no verifier of the user's own.
         backend = self._backend if request.policy.own_verifier is not None else await self._choose_backend()
-        await backend.generate(request, emit_converted)
+        await backend.emit_reply(request, emit_converted)
 
     async def _choose_backend(self) -> LocalBackend | ServerBackend:
         """Return the daemon of `lookahead-agent up` if it runs the same engines, else the backend of this process."""

@@ -87,7 +87,7 @@ class ReplyGenerator:
         return engines.modes.choose(self._group, modes, max(engines.target.in_flight, engines.replies_at_once), busy)
 
     async def reply(self) -> ChatReply:
-        """Generate the reply; raises the errors of `LocalBackend.generate`."""
+        """Generate the reply; raises the errors of `LocalBackend.emit_reply`."""
         request = self.request
         affinity = Affinity(request.thread, request.messages, request.prompt, request.sampling.cache_salt)
         token = AFFINITY.set(affinity)

@@ -3,8 +3,9 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.engines.tokenizer import Tokenizer
@@ -36,7 +37,11 @@ class LocalBackend:
         self._tool_parsers: dict[str | None, ToolParser] = {}
         self._prefill_queue: deque[GenerateRequest] = deque(maxlen=_MAX_QUEUED)
 
-    async def generate(self, request: GenerateRequest, emit: Callable[[GenerateEvent], None]) -> None:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
+        """Yield the events of `emit_reply` in the background loop; closing the generator aborts the reply."""
+        return background.event_stream(partial(self.emit_reply, request))
+
+    async def emit_reply(self, request: GenerateRequest, emit: Callable[[GenerateEvent], None]) -> None:
         """Generate a reply in the background loop, and pass its events to `emit`; the last one is the `ChatReply`.
 
         Raises ContextLengthError, ConfigurationError if the engine does not support the request, or EngineError.

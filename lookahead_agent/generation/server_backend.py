@@ -186,8 +186,8 @@ class ServerBackend:
         self._transport = transport
         self._headers = {ENGINES_HEADER: status.engines, "Content-Type": "application/json"}
 
-    async def generate(self, request: GenerateRequest, emit: Callable[[GenerateEvent], None]) -> None:
-        """Generate a reply; see `LocalBackend.generate`. It raises the same errors as engines of this process."""
+    async def emit_reply(self, request: GenerateRequest, emit: Callable[[GenerateEvent], None]) -> None:
+        """Generate a reply; see `LocalBackend.emit_reply`. It raises the same errors as engines of this process."""
         content, finished = json.dumps({"stream": True, "lookahead": request_to_json(request)}), False
         try:
             async with (

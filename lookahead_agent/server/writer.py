@@ -203,7 +203,7 @@ class ReplyWriter:
         first: float | None = None
         limits = [limit for limit in (request.target_timeout, request.stall_timeout) if limit is not None]
         with self._stalls.watch(min(limits, default=None)) as progress:
-            async with aclosing(background.astream(partial(self.llm.backend.generate, request))) as events:
+            async with aclosing(background.astream(partial(self.llm.backend.emit_reply, request))) as events:
                 async for event in events:
                     if not isinstance(event, StepEvent):  # the end of a failed reply has some
                         progress()

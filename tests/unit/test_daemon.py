@@ -380,14 +380,14 @@ def test_a_daemon_that_goes_silent_within_a_reply_fails_it(client: ChatLookahead
 
     backend = ServerBackend(STATUS, httpx.MockTransport(respond))
     with pytest.raises(EngineError, match=r"\(process 1\) has not answered for 60 s: `kill -9 1`"):
-        list(background.stream(partial(backend.generate, full_request(client))))
+        list(background.stream(partial(backend.emit_reply, full_request(client))))
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff", b'{"error": 1}', b"<html>"])
 def test_an_error_that_is_none_raises_one_engine_error(client: ChatLookahead, content: bytes) -> None:
     transport = httpx.MockTransport(lambda _: httpx.Response(502, content=content))
     with pytest.raises(EngineError, match="answered with status 502"):
-        list(background.stream(partial(ServerBackend(STATUS, transport).generate, full_request(client))))
+        list(background.stream(partial(ServerBackend(STATUS, transport).emit_reply, full_request(client))))
 
 
 async def test_a_reply_without_events_has_signs_of_life() -> None:
@@ -599,13 +599,13 @@ STATUS = ServerStatus(
 def test_malformed_events_raise_engine_error(client: ChatLookahead, data: str) -> None:
     transport = httpx.MockTransport(lambda _: httpx.Response(200, content=f"data: {data}\n\n".encode()))
     with pytest.raises(EngineError, match="no event of this version"):
-        list(background.stream(partial(ServerBackend(STATUS, transport).generate, full_request(client))))
+        list(background.stream(partial(ServerBackend(STATUS, transport).emit_reply, full_request(client))))
 
 
 def test_stream_without_a_reply_raises_engine_error(client: ChatLookahead) -> None:
     transport = httpx.MockTransport(lambda _: httpx.Response(200, content=b"data: [DONE]\n\n"))
     with pytest.raises(EngineError, match="ended while it generated"):
-        list(background.stream(partial(ServerBackend(STATUS, transport).generate, full_request(client))))
+        list(background.stream(partial(ServerBackend(STATUS, transport).emit_reply, full_request(client))))
 
 
 def full_request(client: ChatLookahead, policy: VerifierPolicy | None = None) -> Any:

@@ -120,7 +120,7 @@ def test_daemon_events_round_trip_to_the_server_backend(text: str) -> None:
         body = "".join([event async for event in replies.events(ErrorReplies(lambda _: None))]).encode()
         transport = httpx.MockTransport(lambda _: httpx.Response(200, content=body))
         events: list[GenerateEvent] = []
-        await ServerBackend(status, transport).generate(request, events.append)
+        await ServerBackend(status, transport).emit_reply(request, events.append)
         return events
 
     assert asyncio.run(received()) == sent_events

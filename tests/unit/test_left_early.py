@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ from langchain_core.callbacks import AsyncCallbackHandler
 from langgraph.graph import START, MessagesState, StateGraph
 
 from lookahead_agent import ChatLookahead
+from lookahead_agent.generation.backend import ChatReply, GenerateEvent, TextDelta
+from lookahead_agent.generation.call_options import CallOptions
+from lookahead_agent.system import background
 from lookahead_agent.testing import scripted_chat
 from tests.waiting import wait_until
 
@@ -130,3 +134,15 @@ async def test_abort_leaves_no_request(llm: ChatLookahead, abort: Callable[[Chat
     await abort(llm)
     await wait_until(lambda: requests_in_flight(llm) == 0)
     assert (await llm.ainvoke("q", max_tokens=3)).text.startswith("One")
+
+
+def test_events_of_a_backend_end_with_the_reply() -> None:
+    llm = scripted_chat("One.\n\nTwo.", policy="exact:depth=4")
+
+    async def read() -> list[GenerateEvent]:
+        async with aclosing(llm.backend.generate(llm.request("q", CallOptions()))) as events:
+            return [event async for event in events]
+
+    *events, reply = background.run(read())
+    assert isinstance(reply, ChatReply)
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == reply.content == "One.\n\nTwo."
