@@ -140,8 +140,8 @@ def measure(
     roles = {f"127.0.0.1:{port}": role for role in ports for port in ports[role]}
     for line in (folder / "access.log").read_text(encoding="utf-8").splitlines():
         address, key, uri = line.split(" ", 2)
-        # A request that its client ended before nginx chose a replica has the address "-".
-        if key and uri.endswith("/completions") and address in roles:
+        # nginx logs "-" for a header that a request of no reply lacks, and for the address of one that ended too early.
+        if key.strip("-") and uri.endswith("/completions") and address in roles:
             places[roles[address]][key].add(address)
             requests[roles[address]][address] += 1
     together = {role: sum(len(found) == 1 for found in places[role].values()) for role in ports}
