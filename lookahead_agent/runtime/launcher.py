@@ -92,7 +92,7 @@ class EngineLauncher:
             if self._spec.gpus:
                 raise ConfigurationError("gpus are for vLLM's CUDA build, and this one is for CPUs: leave them out")
             return
-        engines = {role: (weights.folder, arguments) for role, (weights, arguments) in self._arguments().items()}
+        engines = self._local_engines()
         if (judge := await self._fetch_judge_config(engines)) is not None:
             engines["judge"] = (judge, self._spec.judge_arguments)
         if len(engines) > 1 or self._spec.gpus:
@@ -101,15 +101,15 @@ class EngineLauncher:
             explained = ". ".join(filter(None, (self.setup.reason, self._memory.explanation, self.judge_problem)))
             self.setup = replace(self.setup, reason=explained)
 
-    def _arguments(self) -> dict[str, tuple[Weights, Mapping[str, Any]]]:
-        """Weights and arguments of the engines that start here, by role."""
+    def _local_engines(self) -> dict[str, PlannedEngine]:
+        """Folders and arguments of the engines that start here, by role."""
         spec, setup = self._spec, self.setup
-        found: dict[str, tuple[Weights, Mapping[str, Any]]] = {}
+        found: dict[str, PlannedEngine] = {}
         if setup.target is not None:
             arguments = {**setup.target.arguments, **setup.target_arguments, **spec.target_arguments}
-            found["target"] = setup.target, arguments
+            found["target"] = setup.target.folder, arguments
         if setup.draft is not None and setup.draft_engine:
-            found["draft"] = setup.draft, {**setup.draft.arguments, **spec.draft_arguments}
+            found["draft"] = setup.draft.folder, {**setup.draft.arguments, **spec.draft_arguments}
         return found
 
     def _plan(self, engines: dict[str, PlannedEngine]) -> None:
