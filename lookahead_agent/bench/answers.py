@@ -32,7 +32,7 @@ _PLAIN = re.compile(
     r"(?:\^\s*\{?[23]\}?)?)?\.?"
 )
 _UNIT_BEFORE = re.compile(r"[A-Za-z]\s*\^\s*\{?\s*$")  # as in "12 cm^2"
-# What makes a number a part of an expression.
+# Before a number that is part of an expression.
 _EXPRESSION_BEFORE = re.compile(r"(?:\^\s*\{?|\\sqrt\s*(?:\[[^\]]*\])?\s*\{?|\\(?:times|cdot|pi)\s*|[×·]\s*)$")
 _CHOICE = re.compile(r"\(?([A-Z])\)?[.:]?")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")

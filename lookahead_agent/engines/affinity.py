@@ -18,7 +18,7 @@ _SALT = secrets.token_bytes(32)  # of this process: a key of a prompt can be com
 
 @dataclass(frozen=True, eq=False)
 class Affinity:
-    """What the requests of a reply have in common: its thread, else the beginning of its conversation or prompt.
+    """The common part of a reply's requests: its thread, else the beginning of its conversation or prompt.
 
     Replies with different cache salts share no cache, and no key.
     """

@@ -72,6 +72,9 @@ def subschemas(schema: Mapping[str, Any], *, with_ids: bool = True) -> Iterator[
         pending += [subschema.get(name) for name in _SINGLE]
 
 
+_REPAIRED = {*_MAPS, "enum", "anyOf", "oneOf", "allOf", "prefixItems", "required", "type", "default", "$ref"}
+
+
 def repair(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Copy a tool's schema without keywords that have no meaning, such as `required: true` or `enum: []`.
 
@@ -81,18 +84,7 @@ def repair(schema: Mapping[str, Any]) -> dict[str, Any]:
     for part in list(subschemas(copied)):
         if not isinstance(part, dict):
             continue
-        for name in part.keys() & {
-            *_MAPS,
-            "enum",
-            "anyOf",
-            "oneOf",
-            "allOf",
-            "prefixItems",
-            "required",
-            "type",
-            "default",
-            "$ref",
-        }:
+        for name in part.keys() & _REPAIRED:
             value = part[name]
             if name in _MAPS:
                 valid = isinstance(value, Mapping)

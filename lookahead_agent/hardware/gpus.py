@@ -1,4 +1,4 @@
-"""Which GPUs each engine runs on, and how engines that share a GPU divide its memory, by vLLM's own arithmetic."""
+"""The GPUs of each engine, and the division of a shared GPU's memory between engines, by vLLM's own arithmetic."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -197,7 +197,7 @@ def explain_room(engines: Mapping[str, PlannedEngine], total: int) -> str:
 
 
 def explain_ways(engines: Mapping[str, PlannedEngine], total: int) -> str:
-    """What would make room on a GPU of `total` bytes for the target and the engines beside it, with the tokens."""
+    """Ways to make room on a GPU of `total` bytes for the target and the engines beside it, with the tokens."""
     tokens = {
         name: context_that_fits(
             {role: (folder, {**given, **more}) for role, (folder, given) in engines.items()},

@@ -1,4 +1,4 @@
-"""Which GPUs engines run on, and how they divide the memory of those that they share."""
+"""The GPUs of engines, and the division of the memory of those that they share."""
 
 from __future__ import annotations
 
