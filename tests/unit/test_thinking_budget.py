@@ -24,6 +24,7 @@ from lookahead_agent.generation.call_options import CallOptions
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.verifiers.model_free import ExactVerifier
 from tests.unit.serving import serving
+from tests.unit.test_draft_follower import SharedDraftScript
 from tests.virtual_time import run_in_virtual_time
 
 TAGS = ThinkingTags(separator="\n\n")
@@ -109,7 +110,7 @@ def decode(
         draft_prompt_ids=None if shared else tuple(draft_ids),
         thinking_tokens=budget,
     )
-    target = ScriptedEngine(tokenizer, steps_of(text), len(ids), tokens_per_delta=options.pop("tokens_per_delta", 1))
+    target = SharedDraftScript(tokenizer, steps_of(text), len(ids), tokens_per_delta=options.pop("tokens_per_delta", 1))
     drafting = ScriptedEngine(other, steps_of(draft), len(draft_ids)) if draft is not None else None
     reply = run_in_virtual_time(lookahead(request, target, drafting, ExactVerifier(), DecodingSettings(**options)))
     report, texts = reply.report, {token: tokenizer.decode((token,)) for token in reply.token_ids}
