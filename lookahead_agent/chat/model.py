@@ -347,9 +347,11 @@ class ChatLookahead(CallDefaults, BindingModel):
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         # LangChain caches a model's serialized form, and copies with other fields inherit it.
         self.__dict__.pop("_serialized", None)
-        # LangChain's cache must not mix the replies of different policies.
-        policy = self._choose_policy(_options(stop, kwargs), None)[0]
-        return super()._get_llm_string(stop, **kwargs) + f"---{policy!r}"
+        # LangChain's cache must not mix the replies of nodes with different policies or budgets.
+        options = _options(stop, kwargs)
+        policy, node = self._choose_policy(options, None)
+        thinking_tokens = self._choose_thinking_tokens(options, node)
+        return super()._get_llm_string(stop, **kwargs) + f"---{policy!r}---{thinking_tokens}"
 
     def _tokenizer(self) -> Tokenizer:
         return self._backend.tokenizer()

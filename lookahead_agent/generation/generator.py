@@ -8,6 +8,7 @@ from typing import Any
 
 from lookahead_agent.decoding import DecodingSettings, Reply, ReplyReport, ReplyRequest, StepEvent, lookahead
 from lookahead_agent.decoding.request import PROMPT_TAIL, Regions
+from lookahead_agent.decoding.thinking import ThinkingState, closing_tokens
 from lookahead_agent.engines.affinity import AFFINITY, Affinity
 from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.engines.protocol import Sampling
@@ -67,6 +68,7 @@ class ReplyGenerator:
             self._verifier = engines.drift_monitor.wrap(self._verifier, certificate, request.audit_rate)
         self._group = f"{request.node}|{policy.name}"  # replies of comparable speed: one node under one policy
         self._choice = self._choose_mode()
+        self._skips_thinking = False  # whether the prompt closes the thinking, since the budget is 0
 
     def _choose_mode(self) -> ModeChoice:
         """Choose the speculation mode: the one that the policy forces, else the fastest in this node."""
@@ -199,6 +201,16 @@ class ReplyGenerator:
                 ids = tokenizer.encode(target.decode(ids))
         if not ids:
             raise ConfigurationError("the prompt is empty")
+        tags = self.thinking
+        if (
+            request.thinking_tokens == 0
+            and tags is not None
+            and tags.is_opened_by(tokenizer.decode(ids[-PROMPT_TAIL:]))
+        ):
+            ids += closing_tokens(tokenizer, ThinkingState(tags))
+            if isinstance(ids, ChatPrompt) and ids.text is not None:
+                ids.text += tags.close + tags.separator
+            self._skips_thinking = True
         if longest is not None and len(ids) >= longest:
             raise ContextLengthError(
                 f"the messages are {len(ids)} tokens long and the context {longest}: "
@@ -255,7 +267,9 @@ class ReplyGenerator:
             stall_timeout=request.stall_timeout,
             shared_draft=self._choice.mode in ("sd", "lr+sd"),
         )
-        decoder_request = ReplyRequest(tuple(prompt), sampling, request.question, regions, draft_prompt)
+        decoder_request = ReplyRequest(
+            tuple(prompt), sampling, request.question, regions, draft_prompt, request.thinking_tokens
+        )
         reply = await lookahead(decoder_request, engines.target, draft, verifier, settings, on_text, self.emit)
         reply.report.speculation_disabled = reply.report.speculation_disabled or draft_problem
         if (part := reply.report.silent) is not None:
@@ -290,6 +304,8 @@ class ReplyGenerator:
             "tokens": {"target": asdict(report.target_tokens), "draft": asdict(report.draft_tokens)},
             "prompt_tokens": {"target": asdict(report.target_prompt), "draft": asdict(report.draft_prompt)},
             "seconds": report.seconds,
+            "thinking_tokens": request.thinking_tokens,
+            "thinking_ended_by_budget": self._skips_thinking or report.closing_tokens > 0,
             "speculation_disabled": disabled,
         }
 
@@ -312,6 +328,10 @@ class ConstrainedGenerator(ReplyGenerator):
             opened = list(prompt)
             if not tags.is_opened_by(self._prompt_tail(prompt)):
                 opened += target.tokenizer.encode(f"{tags.open}\n")
+            if self.request.thinking_tokens == 0:
+                opened += closing_tokens(target.tokenizer, ThinkingState(tags))
+                prompt, self._skips_thinking, thinks = opened, True, False
+        if tags is not None and thinks:
             reader = self._reader(opened, with_calls=False)
             free = replace(sampling, structured=None, stop=(tags.close,))
             thought = await self._decode(opened, free, Regions(thinking=tags), reader.push, speculate=True)

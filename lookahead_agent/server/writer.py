@@ -163,6 +163,7 @@ class ReplyWriter:
             prompts = [[from_openai(message.model_dump(exclude_none=True)) for message in body.messages]]
             tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
             options |= {"tools": tools, "template_arguments": body.chat_template_kwargs or {}}
+            options |= {"thinking_tokens": body.thinking_tokens}
         else:
             prompts = list(body.prompts)
             if len(prompts) * body.n > limits.max_choices:
