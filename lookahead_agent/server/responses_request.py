@@ -50,6 +50,17 @@ def _read(model: type[T], value: Any, name: str) -> T:
     return parsed
 
 
+def _read_input(value: Any) -> Any:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not 0 < len(value) <= _MAX_ITEMS:
+        raise _refuse("input", f"Input should be a text, or a list of 1 to {_MAX_ITEMS} items")
+    for index, item in enumerate(value):
+        if not isinstance(item, dict):
+            raise _refuse(f"input.{index}", "Input should be an object")
+    return value
+
+
 def _read_tools(value: Any) -> list[FunctionTool]:
     if not isinstance(value, list) or len(value) > MAX_TOOLS:
         raise _refuse("tools", f"Input should be a list of at most {MAX_TOOLS} tools")
@@ -107,7 +118,7 @@ def _read_metadata(value: Any) -> Any:
 class ResponseRequestBody(Sampled):
     """Body of `/v1/responses`."""
 
-    input: str | Annotated[list[dict[str, Any]], Field(fail_fast=True, min_length=1, max_length=_MAX_ITEMS)]
+    input: Annotated[str | list[dict[str, Any]], BeforeValidator(_read_input)]
     instructions: str | None = None
     max_output_tokens: MaxTokens | None = None
     tools: Annotated[list[FunctionTool], BeforeValidator(_read_tools)] = Field(default_factory=list)
