@@ -18,10 +18,10 @@ from lookahead_agent.generation.backend import ChatReply, GenerateRequest, TextD
 from lookahead_agent.generation.json_tool_parsers import ToolParser
 from lookahead_agent.generation.reader import ReadReply, ReplyReader
 from lookahead_agent.generation.tool_calls import ParsedReply, is_json, parse_constrained
-from lookahead_agent.hardware.reply_speeds import CPUTime, ReplySpeeds
+from lookahead_agent.modes.chooser import Mode, ModeChoice
+from lookahead_agent.modes.record import CPUTime, ReplySpeeds
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.engine_set import EngineSet
-from lookahead_agent.runtime.modes import Mode, ModeChoice
 from lookahead_agent.system.passes import acceptance_rate_of
 
 logger = logging.getLogger(__name__)

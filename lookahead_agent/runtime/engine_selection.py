@@ -13,7 +13,11 @@ from lookahead_agent.engines.shared_draft_proposer import COSTS
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.engines.vllm_config import speculates_by_draft_model, speculative_config
 from lookahead_agent.errors import ConfigurationError, IntegrityError
-from lookahead_agent.hardware.choice import (
+from lookahead_agent.hardware.gpus import PARALLEL_SIZES, weight_bytes
+from lookahead_agent.models.catalogue import ModelSet
+from lookahead_agent.models.conversion import is_quantized
+from lookahead_agent.modes.record import ReplySpeeds
+from lookahead_agent.modes.table import (
     ACCEPTANCE_RATE,
     Configuration,
     Kernel,
@@ -21,10 +25,6 @@ from lookahead_agent.hardware.choice import (
     SpeculationMethod,
     choose_configuration,
 )
-from lookahead_agent.hardware.gpus import PARALLEL_SIZES, weight_bytes
-from lookahead_agent.hardware.reply_speeds import ReplySpeeds
-from lookahead_agent.models.catalogue import ModelSet
-from lookahead_agent.models.conversion import is_quantized
 from lookahead_agent.runtime.weights import Platform, Weights, weights_in
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json")

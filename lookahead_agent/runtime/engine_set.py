@@ -9,10 +9,10 @@ from lookahead_agent.certificates.certificate import Certificate, CertificateMat
 from lookahead_agent.certificates.drift_monitor import DISPUTED_BELOW, DriftMonitor
 from lookahead_agent.decoding.verifier import DraftVerifier, Verifier
 from lookahead_agent.engines.protocol import Engine, SupportsSharedDraft
-from lookahead_agent.hardware.reply_speeds import CPUTime
+from lookahead_agent.modes.chooser import ModeChooser
+from lookahead_agent.modes.record import CPUTime
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.engine_selection import EngineSetup
-from lookahead_agent.runtime.modes import ModeChooser
 from lookahead_agent.runtime.prefix_warmer import PrefixWarmer
 from lookahead_agent.verifiers.embedding import Embedder, EmbeddingVerifier
 from lookahead_agent.verifiers.judge import EngineJudge, JudgeModel, JudgeVerifier

@@ -12,8 +12,8 @@ import pytest
 from lookahead_agent import ChatLookahead
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.engines.scripted import ScriptedEngine, ScriptedTokenizer, reply_script
-from lookahead_agent.hardware.choice import Configuration
-from lookahead_agent.hardware.reply_speeds import CPUTime, ReplySpeeds
+from lookahead_agent.modes.record import CPUTime, ReplySpeeds
+from lookahead_agent.modes.table import Configuration
 from lookahead_agent.runtime.engine_selection import EngineSetup
 from lookahead_agent.runtime.engine_set import EngineSet
 

@@ -29,11 +29,11 @@ from lookahead_agent.errors import (
 )
 from lookahead_agent.hardware.diagnostics import diagnose
 from lookahead_agent.hardware.gpus import kv_cache_bytes_per_token, weight_bytes
-from lookahead_agent.hardware.reply_speeds import ReplySpeeds
 from lookahead_agent.models.cache import create_once, damage
 from lookahead_agent.models.catalogue import ModelFacts
 from lookahead_agent.models.conversion import run_child
 from lookahead_agent.models.resolve import choose_models, fetch, fetch_tokenizer
+from lookahead_agent.modes.record import ReplySpeeds
 from lookahead_agent.system.files import CACHE_VARIABLE, cache_dir
 from lookahead_agent.system.progress import LogProgress
 from lookahead_agent.testing import scripted_chat

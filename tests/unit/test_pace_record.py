@@ -13,7 +13,7 @@ import psutil
 import pytest
 from filelock import FileLock
 
-from lookahead_agent.hardware.reply_speeds import CPUTime, ReplySpeeds
+from lookahead_agent.modes.record import CPUTime, ReplySpeeds
 from lookahead_agent.system.machine import available_cores
 from tests.waiting import wait_until
 

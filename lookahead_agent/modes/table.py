@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from lookahead_agent.cpu import INSTRUCTIONS
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.hardware.inventory import processor
+from lookahead_agent.system.inventory import processor
 
 Kernel = Literal["bf16", "fp32", "int8"]
 KERNELS: tuple[Kernel, ...] = get_args(Kernel)

@@ -18,8 +18,8 @@ import psutil
 from filelock import FileLock
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 
-from lookahead_agent.hardware.inventory import engine_versions, processor
 from lookahead_agent.system.files import cache_dir, write_atomically
+from lookahead_agent.system.inventory import engine_versions, processor
 from lookahead_agent.system.machine import available_cores
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from lookahead_agent.decoding import ReplyRequest, lookahead
 from lookahead_agent.engines import ScriptedTokenizer
 from lookahead_agent.engines.protocol import Delta, Sampling
-from lookahead_agent.runtime.modes import MAX_PROMPT_TOKENS_PER_REPLY_TOKEN, TRY_AFTER, Mode, ModeChooser
+from lookahead_agent.modes.chooser import MAX_PROMPT_TOKENS_PER_REPLY_TOKEN, TRY_AFTER, Mode, ModeChooser
 from lookahead_agent.verifiers.model_free import ExactVerifier
 from tests.virtual_time import run_in_virtual_time
 
