@@ -1,4 +1,4 @@
-"""Reply speeds are stored per configuration, and the CPU share of other processes is measured separately."""
+"""Measured replies are kept on disk by what they belong to, and the CPU share of other processes is measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import psutil
 import pytest
 from filelock import FileLock
 
-from lookahead_agent.modes.record import CPUTime, ReplySpeeds
+from lookahead_agent.modes.record import WINDOW, CPUTime, PaceRecord, Series
 from lookahead_agent.system.machine import available_cores
 from tests.waiting import wait_until
 
@@ -24,49 +24,78 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_speeds_are_stored_per_configuration(cache: Path) -> None:
-    speeds = ReplySpeeds(["target", "draft"])
-    assert speeds.paces() == {}
-    speeds.add("shared_draft", 0.1)
-    speeds.add("shared_draft", 0.1)
-    assert speeds.paces() == {}, "two samples are too few"
-    for _ in range(3):
-        speeds.add("shared_draft", 9.0)  # another process used the cores
-    assert speeds.acceptance_rate() is None
-    for _ in range(3):
-        speeds.add("none", 0.2, acceptance_rate=0.9)
-    assert ReplySpeeds(["target", "draft"]).paces() == {"shared_draft": 0.1, "none": 0.2}
-    assert ReplySpeeds(["target", "draft"]).acceptance_rate() == 0.9
-    assert ReplySpeeds(["target", "other"]).paces() == {}
-    (file,) = cache.glob("hardware/speeds-*.json")
+ALONE = Series("none", "off")
+RATE = ALONE._replace(quantity="acceptance")
+
+
+def add(record: PaceRecord, series: Series, value: float) -> None:
+    record.update(lambda measurements: measurements.update({series: [*measurements.get(series, []), value][-WINDOW:]}))
+
+
+def test_measurements_are_kept_by_configuration_mode_load_node_and_quantity(cache: Path) -> None:
+    record = PaceRecord(["target", "draft"])
+    assert record.read() == {}
+    series = [
+        ALONE,
+        ALONE._replace(configuration="draft_model"),
+        ALONE._replace(mode="sd"),
+        ALONE._replace(load="beside others"),
+        ALONE._replace(node='a "planner" | of: ä'),
+        ALONE._replace(quantity="prefill"),
+        RATE,
+    ]
+    for number, each in enumerate(series):
+        add(record, each, number / 16 or 0.5)
+    assert PaceRecord(["target", "draft"]).read() == {each: [n / 16 or 0.5] for n, each in enumerate(series)}
+    assert PaceRecord(["target", "other"]).read() == {}
+    (file,) = cache.glob("hardware/paces-*.json")
     for _ in range(100):
-        speeds.add("shared_draft", 0.3)
-    assert speeds.paces()["shared_draft"] == 0.3
+        add(record, ALONE, 1 / 3)
+    assert record.read()[ALONE] == [0.3333] * WINDOW
     assert len(file.read_text()) < 1000
-    file.write_text("[]")
-    assert speeds.paces() == {}
+
+
+def test_no_name_of_a_node_makes_a_file_that_cannot_be_read(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    record = PaceRecord(["target"])
+    names = [f"{number:03}" + "n" * 200 for number in range(768)]
+    record.update(lambda kept: kept.update({ALONE._replace(node=name): [1.234e-5] * WINDOW for name in names}))
+    assert len(record.read()) == 768
+    for name in ("\u00e4" * 200, "n" * 1000, "\udc80", "a\nb"):
+        add(record, ALONE._replace(node=name), 1.0)
+    assert len(record.read()) == 768
+    assert warnings_of(caplog) == []
 
 
 DAMAGED = {
     "empty": b"",
     "deep list": b"[" * 100_000,
     "deep object": b'{"a":' * 40_000 + b"1" + b"}" * 40_000,
-    "huge integer": b'{"none": [%s, 1, 1]}' % (b"9" * 400),
-    "integer of too many digits": b'{"none": [%s]}' % (b"9" * 5000),
-    "no number": b'{"none": [NaN, NaN, NaN]}',
-    "infinite": b'{"none": [Infinity, 1, 1]}',
-    "negative": b'{"none": [-1, -1, -1]}',
-    "zero": b'{"none": [0, 0, 0]}',
-    "text": b'{"none": ["1", "x"]}',
-    "truth": b'{"none": [true, true, true]}',
-    "number for a list": b'{"none": 3}',
+    **{
+        name: b'[["none", "off", "alone", "", "writing", %s]]' % values
+        for name, values in {
+            "huge integer": b"[%s, 1, 1]" % (b"9" * 400),
+            "integer of too many digits": b"[%s]" % (b"9" * 5000),
+            "no number": b"[NaN, NaN, NaN]",
+            "infinite": b"[Infinity, 1, 1]",
+            "negative": b"[-1, -1, -1]",
+            "zero": b"[0, 0, 0]",
+            "text": b'["1", "x"]',
+            "truth": b"[true, true, true]",
+            "number for a list": b"3",
+            "no values": b"[]",
+            "too many values": b"[%s1]" % (b"1, " * WINDOW),
+        }.items()
+    },
     "list": b"[1]",
     "null": b"null",
-    "rate above one": b'{"acceptance rate": [7.0]}',
-    "rate of one": b'{"acceptance rate": [1.0]}',
+    "another version": b'{"none": [0.1]}',
+    "short row": b'[["none", "off", [0.1]]]',
+    "unknown mode": b'[["none", "fast", "alone", "", "writing", [0.1]]]',
+    "rate above one": b'[["none", "off", "alone", "", "acceptance", [7.0]]]',
+    "rate of one": b'[["none", "off", "alone", "", "acceptance", [1.0]]]',
     "binary": bytes(range(256)) * 10,
-    "another encoding": "{}".encode("utf-16"),
-    "too long": b" " * (1 << 19) + b"{}",
+    "another encoding": "[]".encode("utf-16"),
+    "too long": b" " * (1 << 21) + b"[]",
 }
 
 
@@ -78,23 +107,23 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
 def test_a_damaged_file_is_one_warning_and_a_new_file(
     cache: Path, caplog: pytest.LogCaptureFixture, content: bytes
 ) -> None:
-    ReplySpeeds(["target"]).add("none", 1.0)
-    (file,) = cache.glob("hardware/speeds-*.json")
+    add(PaceRecord(["target"]), ALONE, 1.0)
+    (file,) = cache.glob("hardware/paces-*.json")
     file.write_bytes(content)
     for _ in range(2):  # each chat model reads the file
-        speeds = ReplySpeeds(["target"])
-        assert (speeds.paces(), speeds.acceptance_rate()) == ({}, None)
-    for _ in range(3):
-        speeds.add("none", 0.5, 0.25)
-    assert (speeds.paces(), speeds.acceptance_rate()) == ({"none": 0.5}, 0.25)
+        assert PaceRecord(["target"]).read() == {}
+    record = PaceRecord(["target"])
+    for series, value in ((ALONE, 0.5), (RATE, 0.25), (ALONE, 0.5)):
+        add(record, series, value)
+    assert record.read() == {RATE: [0.25], ALONE: [0.5, 0.5]}
     assert len(warnings_of(caplog)) == 1
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "lock that is held", "lock that is a folder", "impossible value"])
 def test_a_reply_waits_for_no_file(cache: Path, caplog: pytest.LogCaptureFixture, kind: str) -> None:
-    speeds = ReplySpeeds(["target"])
-    speeds.add("none", 1.0)
-    (file,) = cache.glob("hardware/speeds-*.json")
+    record = PaceRecord(["target"])
+    add(record, ALONE, 1.0)
+    (file,) = cache.glob("hardware/paces-*.json")
     lock = file.with_suffix(".lock")
     assert lock.stat().st_mode & 0o077 == 0
     if kind == "folder":
@@ -108,10 +137,10 @@ def test_a_reply_waits_for_no_file(cache: Path, caplog: pytest.LogCaptureFixture
         lock.mkdir()
     if kind == "lock that is held":
         with FileLock(lock):
-            speeds.add("none", 1.0)
+            add(record, ALONE, 1.0)
     else:
-        speeds.add("none", float("nan") if kind == "impossible value" else 1.0)
-    assert speeds.paces() == {}
+        add(record, ALONE, float("nan") if kind == "impossible value" else 1.0)
+    assert record.read() == ({} if kind == "folder" else {ALONE: [1.0]})
     assert file.is_dir() if kind == "folder" else file.is_file()
     assert len(warnings_of(caplog)) == (kind in ("folder", "pipe"))
 
