@@ -178,8 +178,8 @@ def _chooser(spec: RuntimeSpec, target: Path | None, draft: Path | None, platfor
     folders = [str(folder) for folder in (target, draft) if folder is not None]
     if platform.on_cpu:  # speeds of the target alone hold for any draft
         return ModeChooser(*(PaceRecord(models) for models in ([folders[0]], folders)))
-    sizes = [f"{size} {spec.target_arguments[size]}" for size in PARALLEL_SIZES if size in spec.target_arguments]
-    return ModeChooser(PaceRecord([*folders, *gpus(), *sizes, *map(str, sorted(spec.gpus.items()))]))
+    settings = (str(sorted(each.items())) for each in (spec.target_arguments, spec.draft_arguments, spec.gpus))
+    return ModeChooser(PaceRecord([*folders, *gpus(), *settings]))
 
 
 def _methods(

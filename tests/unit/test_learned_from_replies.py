@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from lookahead_agent import ChatLookahead
+from lookahead_agent.decoding.accounting import PromptCounts, ReplyReport
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.engines.scripted import ScriptedEngine, ScriptedTokenizer, reply_script
 from lookahead_agent.modes.chooser import ModeChooser
@@ -82,6 +84,46 @@ def test_paces_of_concurrent_replies_are_not_those_of_replies_alone(record: Pace
     for _ in range(3):
         llm.invoke("?")
     assert ModeChooser(record).paces()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "load"),
+    [(1, 1, "alone"), (1, 2, None), (3, 2, "beside others"), (2, 1, None), (3, 5, None), (5, 3, None)],
+)
+def test_a_reply_is_learned_from_if_its_load_stayed_the_same(before: int, after: int, load: str | None) -> None:
+    """The numbers of replies that are being written as it begins and as it ends."""
+
+    async def learn() -> str:
+        engines = EngineSet(ScriptedEngine(ScriptedTokenizer(), reply_script(lambda _: "yes")))
+        engines.replies_at_once = before
+        start = engines.begin_measurement()
+        engines.replies_at_once = after
+        engines.replies += max(0, after - before)
+        report = ReplyReport(seconds={"prompt": 1.0, "writing": 2.0})
+        await engines.learn("node", "sd", report, 101, start)
+        return "\n".join(line for line in engines.modes.table() if "node  " in line and "20.0" in line)
+
+    learned = asyncio.run(learn())
+    assert (load in learned) if load is not None else learned == ""
+
+
+@pytest.mark.parametrize(
+    ("read", "tokens", "quantities"), [(500, 9, {"prefill"}), (90, 101, {"writing"}), (90, 9, set())]
+)
+def test_short_replies_to_long_prompts_measure_the_prefill(
+    record: PaceRecord, read: int, tokens: int, quantities: set[str]
+) -> None:
+    async def learn() -> None:
+        setup = EngineSetup(modes=ModeChooser(record, configuration="shared_draft"))
+        engines = EngineSet(ScriptedEngine(ScriptedTokenizer(), reply_script(lambda _: "yes")), engine_setup=setup)
+        engines.replies_at_once = 1
+        report = ReplyReport(seconds={"prompt": 1.0, "writing": 2.0}, target_prompt=PromptCounts(600, 600 - read))
+        await engines.learn("node", "sd", report, tokens, engines.begin_measurement())
+
+    asyncio.run(learn())
+    kept = record.read()
+    assert {series.quantity for series in kept if series.node} == quantities
+    assert kept.get(Series("shared_draft", "sd", node="node", quantity="prefill"), [0.002]) == [0.002]
 
 
 @pytest.mark.parametrize(("others", "recorded"), [(0.05, True), (0.3, False)])

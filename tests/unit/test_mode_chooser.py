@@ -15,7 +15,7 @@ from lookahead_agent.engines import ScriptedTokenizer
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.engines.scripted import ScriptedEngine, reply_script
 from lookahead_agent.modes.chooser import TRY_AFTER, ModeChoice, ModeChooser
-from lookahead_agent.modes.record import PaceRecord
+from lookahead_agent.modes.record import PaceRecord, Quantity
 from lookahead_agent.modes.table import MAX_PROMPT_TOKENS_PER_REPLY_TOKEN, Mode
 from lookahead_agent.policy import as_policy
 from lookahead_agent.runtime.engine_selection import EngineSetup
@@ -128,8 +128,8 @@ def test_loads_have_their_own_replies_and_begin_with_those_that_ran_alone() -> N
     chooser = ModeChooser()
     choose_modes(chooser, {"sd": 0.1, "lr+sd": 0.05, "off": 0.2}, 60)
     assert chooser.choose_mode("planner", MODES, beside=2).mode == "lr+sd"
-    for mode, seconds in (("lr+sd", 0.4), ("sd", 0.1)):
-        chooser.learn("planner", mode, {"writing": seconds}, beside=2)  # type: ignore[arg-type]
+    chooser.learn("planner", "lr+sd", {"writing": 0.4}, beside=2)
+    chooser.learn("planner", "sd", {"writing": 0.1}, beside=2)
     assert chooser.choose_mode("planner", MODES, beside=2).mode == "sd"
     assert chooser.choose_mode("planner", MODES).mode == "lr+sd"
 
@@ -142,8 +142,10 @@ def test_prefill_counts_by_the_prompt_tokens_that_a_node_reads_for_each_of_its_o
         for _ in range(4 * TRY_AFTER):
             mode = chooser.choose_mode(node, ("sd", "off")).mode
             chooser.learn_tokens(node, read, written)
-            writing = {"writing": 0.010 if mode == "sd" else 0.014} if written >= 24 else {}
-            chooser.learn(node, mode, writing | {"prefill": 0.0010 if mode == "sd" else 0.0008})
+            found: dict[Quantity, float] = {"prefill": 0.0010 if mode == "sd" else 0.0008}
+            if written >= 24:
+                found["writing"] = 0.010 if mode == "sd" else 0.014
+            chooser.learn(node, mode, found)
         return chooser.choose_mode(node, ("sd", "off")).mode
 
     assert settle("writer", 1000, 200) == "sd"
