@@ -63,10 +63,13 @@ class ModeEngines:
     ) -> None:
         self.failures: dict[str, EngineError] = {}
         contexts: dict[str, AbstractContextManager[Engine]] = {}
-        for kind in sorted({synthetic.SPECULATION[mode] for mode in modes - {"off"}}):
+        alone: set[EstimatedMode] = {"off", "sd"} if pair.divided else {"off"}  # modes with every core of a CPU
+        for kind in sorted({synthetic.SPECULATION[mode] for mode in modes - alone}):
             contexts[kind] = pair.engine("target", pair.shares["target"], **_token_level(kind, pair, method))
         if "off" in modes and (pair.divided or "none" not in contexts):
             contexts["alone"] = pair.engine("target", pair.every_core)
+        if "sd" in modes & alone:
+            contexts["sd"] = pair.engine("target", pair.every_core, **_token_level("draft_model", pair, method))
         if modes - {"off", "sd"}:
             contexts["draft"] = pair.engine("draft", pair.shares["draft"])
         with ThreadPoolExecutor(len(contexts)) as executor:
@@ -81,6 +84,7 @@ class ModeEngines:
         self.measures_costs = self.draft is not None and "none" in running  # whether they can measure the pair's costs
         targets = {mode: running.get(synthetic.SPECULATION[mode]) for mode in modes}
         targets |= {"off": running.get("alone", running.get("none"))} if "off" in modes else {}
+        targets |= {"sd": running.get("sd")} if "sd" in modes & alone else {}
         # The target engine of each mode whose engines have all started.
         self.targets = {
             mode: target

@@ -18,7 +18,6 @@ from lookahead_agent.engines.protocol import Delta, Engine, Sampling
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.replay.recording import (
     VERSION,
-    Model,
     PrefixTree,
     Recording,
     RegionsRecord,
@@ -26,6 +25,7 @@ from lookahead_agent.replay.recording import (
     StepRecord,
     Tokens,
     VerdictRecord,
+    Writer,
 )
 from lookahead_agent.system.background import gather_or_cancel, wait_for_end
 
@@ -55,10 +55,10 @@ class Recorder:
         room = self.target.context_length - len(request.prompt_ids)
         if request.sampling.max_tokens > room:
             request = replace(request, sampling=replace(request.sampling, max_tokens=room))
-        return await _Prompt(self, name, request).record()
+        return await _PromptRecorder(self, name, request).record()
 
 
-class _Prompt:
+class _PromptRecorder:
     """The recording of one prompt. A prefix is a `Node` of the decoder, and a number in the tree."""
 
     def __init__(self, recorder: Recorder, name: str, request: ReplyRequest) -> None:
@@ -195,7 +195,7 @@ class _Prompt:
             step = segmenter.push(token)
             return segmenter.text[before:], step is None
 
-        model: Model = "draft" if source is Source.DRAFT else "target"
+        model: Writer = "draft" if source is Source.DRAFT else "target"
         end = await self._write(model, self._at[node.job], budget, read)
         step = step or segmenter.close("length")
         written = Node(node.position + 1, node, source, step, next(self._jobs))
@@ -203,7 +203,7 @@ class _Prompt:
         self._written.append(written)
         return written
 
-    async def _write(self, model: Model, prefix: int, limit: int, read: Callable[[int], tuple[str, bool]]) -> int:
+    async def _write(self, model: Writer, prefix: int, limit: int, read: Callable[[int], tuple[str, bool]]) -> int:
         """Read recorded tokens and then the engine's, until `read` has enough; return the prefix that they end.
 
         `read` takes a token, and returns the text that it completes and whether it wants more.
@@ -233,7 +233,7 @@ class _Prompt:
                     return prefix
         return prefix
 
-    def _generate(self, model: Model, prefix: int, max_tokens: int) -> AsyncGenerator[Delta, None]:
+    def _generate(self, model: Writer, prefix: int, max_tokens: int) -> AsyncGenerator[Delta, None]:
         engine = self._recorder.draft if model == "draft" else self._recorder.target
         prompt = [*self._request.prompt_ids, *self._tree.reply(prefix)]
         salt = self._request.sampling.cache_salt
@@ -279,7 +279,7 @@ class _Prompt:
         assert node.step is not None
         after, end = (self._tree.places[self._at[each.job]] for each in (node.parent, node))
         assert end is not None
-        model: Model = "draft" if node.source is Source.DRAFT else "target"
+        model: Writer = "draft" if node.source is Source.DRAFT else "target"
         return StepRecord(model=model, after=after, end=end, position=node.position - 1, ended_by=node.step.end)
 
     def _reply(self, node: Node) -> ReplyRecord:

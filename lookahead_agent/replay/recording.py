@@ -13,7 +13,7 @@ from lookahead_agent.errors import ConfigurationError, validation_message
 from lookahead_agent.system.jsonl import RowFile
 
 VERSION = 1
-Model = Literal["target", "draft"]
+Writer = Literal["target", "draft"]
 
 
 class Place(NamedTuple):
@@ -23,11 +23,11 @@ class Place(NamedTuple):
     tokens: int
 
 
-class _Record(BaseModel):
+class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Tokens(_Record):
+class Tokens(_Part):
     """Tokens, with the text that each of them completes."""
 
     ids: tuple[int, ...]
@@ -40,24 +40,24 @@ class Tokens(_Record):
         return self
 
 
-class Run(Tokens):
+class RunRecord(Tokens):
     """Tokens that a model writes after a prefix, each the likeliest; None: after the prompt."""
 
-    model: Model
+    model: Writer
     after: Place | None
 
 
-class StepRecord(_Record):
+class StepRecord(_Part):
     """A step that a model writes after a prefix."""
 
-    model: Model
+    model: Writer
     after: Place | None  # None: the prompt
     end: Place  # the prefix that ends with the step
     position: int = Field(ge=0)  # in the reply, from 0
     ended_by: StepEnd
 
 
-class VerdictRecord(_Record):
+class VerdictRecord(_Part):
     """The verdict on a draft step and the target step after the same prefix."""
 
     draft: int  # index of the draft step
@@ -68,7 +68,7 @@ class VerdictRecord(_Record):
     score: float | None = None
 
 
-class ReplyRecord(_Record):
+class ReplyRecord(_Part):
     """The reply that the steps add up to."""
 
     ids: tuple[int, ...]
@@ -76,7 +76,7 @@ class ReplyRecord(_Record):
     accepted: int = 0  # draft steps among them
 
 
-class RegionsRecord(_Record):
+class RegionsRecord(_Part):
     """The parts of a reply that only the target may write; see `Regions`."""
 
     action_markers: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ class RegionsRecord(_Record):
         return Regions(self.action_markers, self.thinking, self.answer_from_target)
 
 
-class Recording(_Record):
+class Recording(_Part):
     """Everything that a pair writes to one prompt at temperature 0."""
 
     version: Literal[1]
@@ -100,7 +100,7 @@ class Recording(_Record):
     regions: RegionsRecord = RegionsRecord()
     tokenizer: str  # fingerprint of the tokenizer: rows of one replay have the same
     eos_ids: tuple[int, ...]  # tokens that end a reply
-    runs: tuple[Run, ...] = Field(min_length=1)
+    runs: tuple[RunRecord, ...] = Field(min_length=1)
     steps: tuple[StepRecord, ...] = ()
     verdicts: tuple[VerdictRecord, ...] = ()
     target_alone: ReplyRecord
@@ -142,8 +142,8 @@ class PrefixTree:
         self.ids = [-1]  # last token of each prefix
         self.texts = [""]
         self.places: list[Place | None] = [None]
-        self.next: dict[Model, dict[int, int]] = {"target": {}, "draft": {}}  # by prefix: a model's next token
-        self.runs: list[tuple[Model, Place | None, list[int]]] = []  # the last: prefixes
+        self.next: dict[Writer, dict[int, int]] = {"target": {}, "draft": {}}  # by prefix: a model's next token
+        self.runs: list[tuple[Writer, Place | None, list[int]]] = []  # the last: prefixes
 
     @classmethod
     def of(cls, recording: Recording) -> Self:
@@ -164,7 +164,7 @@ class PrefixTree:
         """The prefix of a place."""
         return 0 if place is None else self.runs[place.run][2][place.tokens - 1]
 
-    def add(self, model: Model, prefix: int, token: int, text: str, run: int | None = None) -> tuple[int, int]:
+    def add(self, model: Writer, prefix: int, token: int, text: str, run: int | None = None) -> tuple[int, int]:
         """Record a model's next token; returns the run, a new one for None, and the longer prefix."""
         if run is None:
             run = len(self.runs)
@@ -180,7 +180,7 @@ class PrefixTree:
             self.places.append(Place(run, len(self.runs[run][2])))
         return run, longer
 
-    def follow(self, model: Model, prefix: int) -> int | None:
+    def follow(self, model: Writer, prefix: int) -> int | None:
         """The prefix that is longer by a model's next token; None: it is not recorded."""
         token = self.next[model].get(prefix)
         return None if token is None else self.children[prefix][token]
@@ -193,10 +193,10 @@ class PrefixTree:
             prefix = self.parents[prefix]
         return ids[::-1]
 
-    def records(self) -> tuple[Run, ...]:
+    def records(self) -> tuple[RunRecord, ...]:
         """The runs of the format."""
         return tuple(
-            Run(
+            RunRecord(
                 model=model,
                 after=after,
                 ids=tuple(self.ids[prefix] for prefix in prefixes),

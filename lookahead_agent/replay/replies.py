@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from lookahead_agent.engines.model_files import read_config, read_count
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.replay.recording import Model, PrefixTree, Recording
+from lookahead_agent.replay.recording import PrefixTree, Recording, Writer
 
 EOS = 0  # ends every reply, whatever token the recorded model ended it with
 UNRECORDED = 1  # follows a prefix after which nothing is recorded, and itself
@@ -71,7 +71,7 @@ class ReplayedReply:
                 first = self._first(model, starts.get(step.position + 1))
                 following.setdefault(self.ids[end], first)
 
-    def _first(self, model: Model, prefix: int | None) -> int:
+    def _first(self, model: Writer, prefix: int | None) -> int:
         """The id with which a model begins the step after a prefix; EOS after the last step."""
         if prefix is None or (longer := self._tree.follow(model, prefix)) is None:
             return EOS
@@ -100,8 +100,9 @@ class RecordedReplies:
     def __init__(self, recordings: Sequence[Recording]) -> None:
         self._children: list[dict[int, int]] = [{}]  # by prefix of prompt and reply
         self._texts = ["", "?"]  # by id
-        self.tokens = [-1, -1]  # by id: the recorded token
-        self.next: dict[Model, dict[int, int]] = {"target": {}, "draft": {}}
+        self._tokens = [-2, -1]  # by id: the recorded token
+        self._prefixes = [-1, -1]  # by id: the id of the token before it
+        self.next: dict[Writer, dict[int, int]] = {"target": {}, "draft": {}}
         self.replies = [ReplayedReply(self, recording) for recording in recordings]
 
     @property
@@ -115,7 +116,8 @@ class RecordedReplies:
         if longer == len(self._children):
             self._children.append({})
             self._texts.append(text)
-            self.tokens.append(token)
+            self._tokens.append(token)
+            self._prefixes.append(node + _FIRST - 1)
         return longer
 
     def walk(self, node: int, tokens: Sequence[int], texts: Sequence[str]) -> list[int]:
@@ -130,12 +132,16 @@ class RecordedReplies:
         """The prefix that ends with the last of some ids."""
         return ids[-1] - _FIRST + 1
 
-    def table(self, model: Model, size: int) -> npt.NDArray[np.int64]:
+    def table(self, model: Writer, size: int) -> npt.NDArray[np.int64]:
         """The id that a model writes after each id, shape (size,)."""
         table = np.full(size, UNRECORDED, dtype=np.int64)
         for last, following in self.next[model].items():
             table[last] = following
         return table
+
+    def write_tokens(self, file: Path) -> None:
+        """Write the recorded token of each id, and the id before it, for `ReplayProposer`."""
+        np.savez(file, tokens=np.array(self._tokens, np.int32), prefixes=np.array(self._prefixes, np.int32))
 
     def write_tokenizer(self, folder: Path) -> None:
         """Write a tokenizer of Hugging Face's format that gives each id its recorded text."""
@@ -145,9 +151,7 @@ class RecordedReplies:
             f"{text}{_END}{number}{_END}": number for number, text in enumerate(self._texts) if number != EOS
         }
         tokenizer = Tokenizer(models.WordLevel(names, unk_token=f"?{_END}{UNRECORDED}{_END}"))
-        tokenizer.decoder = decoders.Sequence(
-            [decoders.Fuse(), decoders.Replace(Regex(f"{_END}[0-9]+{_END}"), "")]
-        )
+        tokenizer.decoder = decoders.Sequence([decoders.Fuse(), decoders.Replace(Regex(f"{_END}[0-9]+{_END}"), "")])
         tokenizer.add_special_tokens(["<eos>"])
         tokenizer.save(str(folder / "tokenizer.json"))
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<eos>"}
@@ -155,7 +159,7 @@ class RecordedReplies:
         _write_json(folder / "generation_config.json", {"eos_token_id": EOS})
 
 
-def write_model(replies: RecordedReplies, model: Model, shape: Path, folder: Path) -> Path:
+def write_model(replies: RecordedReplies, model: Writer, shape: Path, folder: Path) -> Path:
     """Write the folder of a replay model: the shape's configuration and weights, the tokenizer and the next ids.
 
     Raises ConfigurationError if the shape's vocabulary is too small, or its architecture is not supported.

@@ -5,23 +5,31 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from lookahead_agent import ChatLookahead
 from lookahead_agent.decoding import DecodingSettings, Reply, ReplyRequest, lookahead
 from lookahead_agent.decoding.verifier import StepPair, Verdict
 from lookahead_agent.engines.protocol import Delta, Engine, Sampling
 from lookahead_agent.engines.scripted import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.engines.shared_draft import SharedDraftBuffer
+from lookahead_agent.engines.shared_draft_proposer import BUFFER, SharedDraftProposer
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.replay.proposer import ReplayProposer
 from lookahead_agent.replay.recorder import Recorder
 from lookahead_agent.replay.recording import Recording, parse_recordings, read_recordings
-from lookahead_agent.replay.replies import EOS, UNRECORDED, RecordedReplies, write_model
+from lookahead_agent.replay.replies import EOS, TABLE, UNRECORDED, RecordedReplies, write_model
 from lookahead_agent.replay.verifiers import DrawnVerifier, RecordedVerifier
 from lookahead_agent.system.jsonl import RowFile
+from lookahead_agent.testing import scripted_engines
+from tests.unit.test_cli import run
 
 TARGET = ["Add two and two.\n\n", "It is four.\n\n", "So we multiply by three.\n\n", "Tell it.\n\n", "It is twelve."]
 DRAFT = ["Add two and two.\n\n", "That gives four.\n\n", "So we add three.\n\n", "Say it.\n\n", "It is twelve."]
@@ -48,9 +56,7 @@ def record(questions: Sequence[str] = ("What is it?",), max_tokens: int = 64) ->
         return [
             await recorder.record(
                 question,
-                ReplyRequest(
-                    tuple(tokenizer.encode(f"user: {question}\nassistant: ")), Sampling(max_tokens), question
-                ),
+                ReplyRequest(tuple(tokenizer.encode(f"user: {question}\nassistant: ")), Sampling(max_tokens), question),
             )
             for question in questions
         ]
@@ -121,9 +127,7 @@ def write(engines: Sequence[Engine], reply: Any, verifier: Any, depth: int, shar
 
 def test_recording_has_all_that_the_pair_writes() -> None:
     (recording,) = record()
-    texts = {
-        (step.model, step.position): "".join(_text(recording, step.after, step.end)) for step in recording.steps
-    }
+    texts = {(step.model, step.position): "".join(_text(recording, step.after, step.end)) for step in recording.steps}
     assert texts["target", 2] == TARGET[2]
     assert texts["draft", 2] == DRAFT[2]
     assert recording.target_alone.steps == recording.lookahead.steps == 5
@@ -217,6 +221,40 @@ def test_ids_of_one_prefix_are_equal_and_fit_the_vocabulary(tmp_path: Path) -> N
             write_model(replies, "draft", shape, tmp_path / "other")
 
 
+def test_shared_draft_finds_its_place_again_by_recorded_tokens(tmp_path: Path) -> None:
+    (recording,) = record()
+    replies = RecordedReplies([recording])
+    (reply,) = replies.replies
+    file = tmp_path / "tokens.npz"
+    replies.write_tokens(file)
+    buffer = SharedDraftBuffer()
+    config = SimpleNamespace(
+        additional_config={BUFFER: str(buffer.path), TABLE: str(file)},
+        model_config=SimpleNamespace(max_model_len=4096, get_vocab_size=lambda: 2048),
+        speculative_config=SimpleNamespace(num_speculative_tokens=12),
+    )
+    # "Tell it." and "Say it." after the same prefix: the ids differ, and the last tokens are the same.
+    drafted, target = next(
+        steps
+        for verdict in recording.verdicts
+        if (steps := (reply.step_ids(verdict.draft), reply.step_ids(verdict.target)))[1][0] in reply.lookahead
+        and recording.steps[verdict.draft].position == 3
+    )
+    assert set(drafted).isdisjoint(target)
+    before = [*reply.prompt, *reply.lookahead[: reply.lookahead.index(target[0])]]
+    lines = buffer.draft_lines(reply.prompt)
+    line = lines.begin(before)
+    assert line is not None
+    line.extend(drafted)
+    written = np.array([*before, *target[:-1]], np.int32)
+    for make, proposed in ((ReplayProposer, [target[-1]]), (SharedDraftProposer, [])):
+        assert make(config).propose([[1]], np.array([len(written)]), written[None]) == [proposed]
+    # Without a match elsewhere, ids and tokens agree.
+    written = np.array([*before, *drafted[:1]], np.int32)
+    assert ReplayProposer(config).propose([[1]], np.array([len(written)]), written[None]) == [list(drafted[1:])]
+    lines.close()
+
+
 def test_file_of_recordings_is_read_or_refused(tmp_path: Path) -> None:
     file = tmp_path / "recordings.jsonl"
     with pytest.raises(ConfigurationError, match="there is no file"):
@@ -262,3 +300,33 @@ def test_short_budget_and_sampling(tmp_path: Path) -> None:
     others = [ScriptedEngine(ScriptedTokenizer(), []) for _ in range(2)]
     with pytest.raises(ConfigurationError, match="different tokenizers"):
         Recorder(*others, ByText(), DecodingSettings())
+
+
+def test_record_command_continues_and_refuses_other_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reply = "Let me add.\n\nIt is 4."
+    draft = lambda prompt: reply if "first" in prompt else "Let me see.\n\nIt is 4."  # noqa: E731
+    scripted = partial(ChatLookahead, engines=scripted_engines(reply, draft))
+    problems, out = tmp_path / "problems.jsonl", tmp_path / "recordings.jsonl"
+    rows = [{"id": name, "question": f"the {name}?", "answer": "4"} for name in ("first", "second")]
+    problems.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    command = ("bench", "record", "--dataset", str(problems), "--out", str(out), "--depth", "2")
+    assert run(*command, "--limit", "1", chat_class=scripted) == 0
+    first = out.read_text()
+    assert run(*command, chat_class=scripted) == 0
+    assert out.read_text().startswith(first)
+    recordings = read_recordings(out)
+    assert [each.name for each in recordings] == ["questions first", "questions second"]
+    assert [each.lookahead.accepted for each in recordings] == [2, 1]
+    assert {each.settings["depth"] for each in recordings} == {2}
+    assert run(*command, chat_class=scripted) == 0, "nothing is left"
+    for options, message in (
+        (("--depth", "3"), "another depth: choose another file"),
+        (("--policy", "off"), "it accepts no step"),
+        (("--task", "plan_execute", "--node", "nowhere", "--out", str(tmp_path / "a.jsonl")), "calls no model in"),
+    ):
+        assert run(*command, *options, chat_class=scripted) == 2
+        assert message in " ".join(capsys.readouterr().err.split())
+    assert run("bench", "replay", str(problems)) == 2
+    assert "is no recording of version 1" in " ".join(capsys.readouterr().err.split())
