@@ -89,10 +89,16 @@ async def record_reply(llm: ChatLookahead, name: str, request: GenerateRequest, 
         parser = choose_tool_parser(request.tool_parser, engines.target.tokenizer)
         generator = _RequestReader(request, engines, llm.backend.thinking(engines), parser)
         asked = await generator.decoder_request()
-        return await _recorder(engines, generator, llm.model, depth).record(name, asked)
+        settings = {
+            "model": llm.model,
+            "policy": request.policy.name,
+            "depth": depth,
+            "max_tokens": request.sampling.max_tokens,
+        }
+        return await _recorder(engines, generator, settings).record(name, asked)
 
 
-def _recorder(engines: EngineSet, generator: _RequestReader, model: str, depth: int) -> Recorder:
+def _recorder(engines: EngineSet, generator: _RequestReader, settings: dict[str, Any]) -> Recorder:
     policy = generator.request.policy
     verifier = engines.verifier(policy)
     if verifier is None or isinstance(verifier, DraftVerifier) or not isinstance(policy.delimiter, str):
@@ -100,14 +106,11 @@ def _recorder(engines: EngineSet, generator: _RequestReader, model: str, depth: 
             engines.explain_missing(policy)
             or f"the policy {policy.name} cannot be recorded: choose one that compares steps, and a text as delimiter"
         )
-    decoding = replace(decoding_settings(policy), depth=depth)
+    decoding = replace(decoding_settings(policy), depth=settings["depth"])
     early = "exact" if policy.verifier == "exact" else "results" if policy.compares_results else None
-    settings = {
-        "model": model,
+    settings |= {
         "models": engines.names,
         "precision": engines.precision,
-        "policy": policy.name,
-        "depth": depth,
         "delimiter": decoding.delimiter,
         "max_step_tokens": decoding.max_step_tokens,
         "early": early,

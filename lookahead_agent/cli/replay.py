@@ -1,5 +1,6 @@
 """`bench record` records what a pair writes; `bench replay` measures engines of any shape that write it again."""
 
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -57,16 +58,21 @@ def record(
     (config,) = make_config({"tasks": [{"task": task, "modes": ["off"], "max_tokens": max_tokens}]}).tasks
     problems = read_problems(dataset_file(dataset), limit, skip or 0)
     file, log = RowFile(out), Terminal(stderr=True)
-    check_settings(file.rows, {"model": models.model, "policy": chosen.name, "depth": depth})
+    settings = {"model": models.model, "policy": chosen.name, "depth": depth, "max_tokens": max_tokens}
+    check_settings(file.rows, settings)
     known = {recording.name for recording in parse_recordings(out, file.rows)}
     missing = {f"{task} {problem.id}": problem for problem in problems if f"{task} {problem.id}" not in known}
     log.print(f"{len(problems) - len(missing)} of {len(problems)} problems are recorded in {out}")
     if not missing:
         return
     fields: dict[str, Any] = {"policy": chosen, "temperature": 0.0, "max_tokens": max_tokens, "use_daemon": False}
-    with file.open_for_writing(), models.chat_model(**fields) as llm:
+    fields |= {"token_speculation": "none"}
+    with ExitStack() as stack:
+        stack.enter_context(file.open_for_writing())
+        llm = asking = stack.enter_context(models.chat_model(**fields))
         llm.start(ProgressBars())
-        asking = llm if task == "questions" else AskingModel.of(llm, node)
+        if task != "questions":
+            asking = stack.enter_context(AskingModel.of(llm, node))
         for name, problem in missing.items():
             recording = background.run(record_reply(llm, name, request_of(asking, config, problem), depth))
             file.append(recording.model_dump(mode="json"))
