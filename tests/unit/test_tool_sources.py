@@ -327,7 +327,7 @@ import sys
 from lookahead_agent.agents.tool_sources import load_tools
 from lookahead_agent.errors import MissingExtraError
 
-packages = {"Stemmer": "docs:.", "bm25s": "docs:.", "charset_normalizer": "docs:.", "webencodings": "http:a.org"}
+packages = {"Stemmer": "docs:.", "bm25s": "docs:.", "chardet": "docs:.", "webencodings": "http:a.org"}
 for package, source in packages.items():
     sys.modules[package] = None
     try:
