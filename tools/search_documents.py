@@ -28,7 +28,7 @@ from langchain_core.tools import BaseTool
 
 from lookahead_agent.agents.search_words import Words
 from lookahead_agent.agents.tool_use import make_tool
-from lookahead_agent.sandbox.documents import KINDS, read_parts
+from lookahead_agent.sandbox.documents import KINDS, declared_encoding, read_parts
 from lookahead_agent.sandbox.protected_names import protection
 from lookahead_agent.sandbox.working_folder import read_regular
 
@@ -396,7 +396,11 @@ def _decoded(data: bytes) -> tuple[str | None, str | None]:
     except UnicodeDecodeError:
         if data.startswith(_SIGNATURES):
             return None, None
+        import webencodings
         from chardet import detect
+
+        if (declared := webencodings.lookup(declared_encoding(data) or "")) is not None:
+            return webencodings.decode(data, declared, errors="replace")[0], None
 
     high = sum(byte > 127 for byte in sample)
     letters = high + sum(65 <= byte & 0xDF <= 90 for byte in sample if byte < 128)

@@ -148,14 +148,23 @@ def style_rules(style: Any) -> Iterator[tuple[str, str, bool]]:
 
 
 def docx(data: bytes, _: str) -> Iterator[TextPart]:
-    """Yield paragraphs and tables of a Word document as Markdown."""
+    """Yield paragraphs and tables of a Word document as Markdown, and its headers and footers."""
     from docx import Document
     from docx.table import Table
 
+    def text_of(cell: Any) -> str:
+        return " ".join(
+            "; ".join(text_of(inner) for row in block.rows for inner in row.cells)
+            if isinstance(block, Table)
+            else block.text
+            for block in cell.iter_inner_content()
+        )
+
     blocks = []
-    for block in Document(io.BytesIO(data)).iter_inner_content():
+    document = Document(io.BytesIO(data))
+    for block in document.iter_inner_content():
         if isinstance(block, Table):
-            blocks.append(markdown_table([[cell.text for cell in row.cells] for row in block.rows]))
+            blocks.append(markdown_table([[text_of(cell) for cell in row.cells] for row in block.rows]))
         elif text := block.text.strip():
             style = (block.style.name or "") if block.style is not None else ""
             level = style.removeprefix("Heading ")
@@ -164,6 +173,9 @@ def docx(data: bytes, _: str) -> Iterator[TextPart]:
             )
             blocks.append(f"{hashes} {text}" if hashes else text)
     yield "", "\n\n".join(blocks)
+    around = [part for section in document.sections for part in (section.header, section.footer)]
+    texts = [text_of(part) for part in around if not part.is_linked_to_previous]
+    yield "headers and footers", "\n".join(dict.fromkeys(filter(str.strip, texts)))
 
 
 def pptx(data: bytes, _: str) -> Iterator[TextPart]:
@@ -194,8 +206,23 @@ def sheets(data: bytes, _: str) -> Iterator[TextPart]:
 
     book = CalamineWorkbook.from_filelike(io.BytesIO(data))
     for name in book.sheet_names:
-        rows = book.get_sheet_by_name(name).to_python(skip_empty_area=False)
+        sheet = book.get_sheet_by_name(name)
+        rows = sheet.to_python(skip_empty_area=False)
+        for (top, left), (bottom, right) in sheet.merged_cell_ranges or ():
+            fill_merged(rows, top, left, bottom, right)
         yield f"sheet {' '.join(name.split())}", "\n".join(" | ".join(map(cell, row)) for row in rows)
+
+
+def fill_merged(rows: list[list[Any]], top: int, left: int, bottom: int, right: int) -> None:
+    """Give each cell of a merged range its value, so that rows and columns keep it; a title's columns stay empty."""
+    if top >= len(rows) or left >= len(rows[top]):
+        return
+    value = rows[top][left]
+    has_others = any(cell != "" for row in rows[top : bottom + 1] for cell in [*row[:left], *row[right + 1 :]])
+    for row in rows[top : bottom + 1]:
+        row[left : right + 1 if has_others else left + 1] = [value] * len(
+            row[left : right + 1 if has_others else left + 1]
+        )
 
 
 def notebook(data: bytes, _: str) -> Iterator[TextPart]:
@@ -203,8 +230,10 @@ def notebook(data: bytes, _: str) -> Iterator[TextPart]:
     for number, part in enumerate(json.loads(data)["cells"], 1):
         texts = [join_lines(part.get("source"))]
         for output in part.get("outputs", ()):
-            found = output.get("text") or output.get("data", {}).get("text/plain")
-            texts.append(join_lines(found or output.get("evalue")))
+            shown = output.get("data") or {}
+            kind = next((kind for kind in ("text/plain", "text/markdown", "text/html") if shown.get(kind)), "")
+            text = join_lines(output.get("text") or shown.get(kind) or output.get("evalue"))
+            texts.append("".join(part for _, part in html(text.encode(), "")) if kind == "text/html" else text)
         yield f"cell {number}", "\n\n".join(filter(str.strip, texts))
 
 

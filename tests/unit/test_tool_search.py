@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import datetime
 import json
 import re
 import unicodedata
@@ -162,6 +163,33 @@ def test_documents_of_many_kinds_are_read(tmp_path: Path) -> None:
     assert index.search("secret") == []
     assert sorted(index.left_out) == ["i.csv", "j.txt", "k.txt", "l.txt"]
     assert index.left_out["i.csv"].startswith("it is not UTF-8, and was read as cp1252")
+
+
+def test_documents_keep_what_is_nested_merged_or_declared(tmp_path: Path) -> None:
+    from docx import Document
+    from openpyxl import Workbook
+
+    book = Workbook()
+    for row in (["Sales"], ["Region", "2024", None], ["North", 1, 2], [None, 3, datetime.date(2024, 2, 1)]):
+        book.active.append(row)
+    for cells in ("A1:C1", "B2:C2", "A3:A4"):
+        book.active.merge_cells(cells)
+    book.save(tmp_path / "a.xlsx")
+    word = Document()
+    word.add_table(1, 1).cell(0, 0).add_table(1, 2).cell(0, 1).text = "innercell"
+    word.sections[0].footer.paragraphs[0].text = "footertext"
+    word.save(str(tmp_path / "b.docx"))
+    (tmp_path / "c.html").write_bytes("<meta charset=windows-1255><p>שלום".encode("cp1255"))
+    (tmp_path / "d.xml").write_bytes('<?xml version="1.0" encoding="iso-8859-9"?><a>İstanbul</a>'.encode("iso8859_9"))
+    outputs = [{"data": {"text/html": ["<b>htmlout", "put</b>"]}}, {"data": {"image/png": "x"}}, {"evalue": "boom"}]
+    (tmp_path / "e.ipynb").write_text(json.dumps({"cells": [{"source": "x", "outputs": outputs}]}))
+    index = DocumentIndex(tmp_path)
+    assert [passage.text for passage in index.passages] == [
+        "Sales |  | \nRegion | 2024 | 2024\nNorth | 1 | 2\nNorth | 3 | 2024-02-01", "| ; innercell |\n| --- |",
+        "footertext", "שלום", '<?xml version="1.0" encoding="iso-8859-9"?><a>İstanbul</a>',
+        "x\n\n**htmloutput**\n\nboom",
+    ]  # fmt: skip
+    assert index.left_out == {}
 
 
 @pytest.mark.parametrize(
