@@ -289,7 +289,11 @@ class ChatLookahead(CallDefaults, BindingModel):
         await (await self._choose_backend()).warm(request)
 
     def explain(self) -> str:
-        """Explain how the running engines were selected, and whether policies with a risk have a certificate."""
+        """Explain how the running engines were selected, and whether policies with a risk have a certificate.
+
+        After an empty line, a table lists the measured replies: milliseconds per token by engines, node, load and mode,
+        the pace that the library assumed relative to that of `sd`, and the mode that each node uses.
+        """
         backend = background.run(self._choose_backend())
         return backend.explain(self._all_policies()) if isinstance(backend, LocalBackend) else backend.status.reason
 

@@ -167,4 +167,6 @@ class LocalBackend:
         setup = engines.engine_setup
         lines = [setup.reason if setup is not None and setup.reason else "The caller supplied the engines"]
         certified = {policy.name: engines.resolve_certificate(policy).reason for policy in policies}
-        return "\n".join([*lines, *(f"{name}: {reason}" for name, reason in certified.items() if reason is not None)])
+        lines += [f"{name}: {reason}" for name, reason in certified.items() if reason is not None]
+        table = engines.modes.table()
+        return "\n".join([*lines, *(["", *table] if table else [])])

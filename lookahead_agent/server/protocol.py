@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from lookahead_agent.generation.call_options import MaxTokens, SamplingArguments, ThinkingTokens
 
 _MAX_MESSAGES = 10_000
-_MAX_TOOLS = 512
+MAX_TOOLS = 512
 _MAX_PARTS = 4096
 _MAX_STOPS = 16
 _NO_LOGPROBS = "logprobs are not supported: the target never gave those of a draft's step that was accepted"
@@ -145,7 +145,7 @@ class ChatRequestBody(Sampled):
 
     messages: Annotated[list[Message], Field(fail_fast=True)] = Field(min_length=1, max_length=_MAX_MESSAGES)
     max_completion_tokens: MaxTokens | None = None
-    tools: Annotated[list[_Tool], Field(fail_fast=True)] | None = Field(None, max_length=_MAX_TOOLS)
+    tools: Annotated[list[_Tool], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
