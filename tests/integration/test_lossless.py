@@ -13,11 +13,15 @@ from lookahead_agent.policy import as_policy
 from tests.integration.tiny_models import questions
 
 QUESTIONS = questions(200, seed=11)
+BATCH = 20
 
 
 async def replies(llm: ChatLookahead, policy: VerifierPolicy, questions: Sequence[str]) -> list[AIMessage]:
-    """Replies to all questions at once: a forward pass for a hundred takes little longer than one for twenty."""
-    return await asyncio.gather(*(llm.ainvoke(question, policy=policy, max_tokens=40) for question in questions))
+    messages: list[AIMessage] = []
+    for start in range(0, len(questions), BATCH):
+        group = questions[start : start + BATCH]
+        messages += await asyncio.gather(*(llm.ainvoke(question, policy=policy, max_tokens=40) for question in group))
+    return messages
 
 
 def tokens(messages: Sequence[AIMessage]) -> list[list[int]]:
