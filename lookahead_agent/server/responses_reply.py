@@ -208,24 +208,25 @@ class ResponseReply:
                 status=status if number == len(calls) else "completed",
             )
             yield from self._add_call(call)
-        response, cached = self._response, reply.lookahead["prompt_tokens"]["target"]["cached"] or 0
-        response.usage = ResponseUsage(
+        cached = reply.lookahead["prompt_tokens"]["target"]["cached"] or 0
+        usage = ResponseUsage(
             input_tokens=reply.prompt_tokens,
             input_tokens_details=InputTokensDetails(cached_tokens=cached, cache_write_tokens=0),
             output_tokens=len(reply.token_ids),
             output_tokens_details=OutputTokensDetails(reasoning_tokens=reply.thinking_tokens),
             total_tokens=reply.prompt_tokens + len(reply.token_ids),
         )
-        response.status = status
-        response.lookahead = reply_metadata(reply)  # type: ignore[attr-defined]
+        ended: dict[str, Any] = {"status": status, "usage": usage, "lookahead": reply_metadata(reply)}
         if reason is None:
-            response.completed_at = int(time.time())
+            ended["completed_at"] = int(time.time())
         else:
-            response.incomplete_details = IncompleteDetails.model_validate({"reason": reason})
+            ended["incomplete_details"] = IncompleteDetails.model_validate({"reason": reason})
+        self._response = self._response.model_copy(update=ended)
         if self._store is not None:
-            response.store = self._store(as_json(response))  # type: ignore[attr-defined]
+            is_kept = self._store(as_json(self._response))
+            self._response = self._response.model_copy(update={"store": is_kept})
         last = ResponseCompletedEvent if reason is None else ResponseIncompleteEvent
-        yield self._number(last, type=f"response.{status}", response=response)
+        yield self._number(last, type=f"response.{status}", response=self._response)
 
     def _number(self, event: type[BaseModel], **fields: Any) -> ResponseStreamEvent:
         self._sequence += 1
