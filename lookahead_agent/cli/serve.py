@@ -224,7 +224,7 @@ def status(as_json: options.AsJson = False) -> None:
         ["models", running.models],
         ["process", f"{running.pid}, for {uptime}"],
         ["replies", f"{running.replies} written, {running.running} running"],
-        ["engines", running.reason],
+        ["engines", running.reason.partition("\n\n")[0]],  # without the table of measured replies
         ["log", str(log_path())],
     ]
     Terminal().print(as_rich((["", ""], rows), words=[""]))

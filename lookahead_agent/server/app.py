@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from lookahead_agent.chat.model import ChatLookahead
+from lookahead_agent.engines.affinity import AFFINITY_HEADERS
 from lookahead_agent.generation.backend import GenerateRequest, request_from_json
 from lookahead_agent.generation.server_backend import CHAT_PATH, ENGINES_HEADER, STATUS_PATH, WARM_PATH, ServerStatus
 from lookahead_agent.server import ServerSettings
@@ -70,10 +71,14 @@ def create_app(
         length = await writer.context_length()
         limit = settings.body_limit(length)
         policy, node = (request.headers.get(f"X-Lookahead-{name}") for name in ("Policy", "Node"))
+        # The client's key keeps its thread together on the servers of this server's engines.
+        thread = next(filter(None, map(request.headers.get, AFFINITY_HEADERS)), None)
         data = await bodies.read_json(request, limit)
         async with bodies.slot(data):
             body = await bodies.parse(data, model, length)
-            requests = await asyncio.to_thread(lambda: writer.requests(translate(body, limit), client, policy, node))
+            requests = await asyncio.to_thread(
+                lambda: writer.requests(translate(body, limit), client, policy, node, thread)
+            )
         return body, requests
 
     async def respond(

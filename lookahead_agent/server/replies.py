@@ -157,8 +157,9 @@ def _finish_reason(reply: ChatReply) -> str:
 
 
 def reply_metadata(reply: ChatReply) -> dict[str, Any]:
-    """The public part of a reply's metadata: policy, step counts, acceptance, and whether speculation was disabled."""
-    metadata = {name: reply.lookahead[name] for name in ("policy", "steps", "accepted", "acceptance_rate")}
+    """The public part of a reply's metadata: policy, steps, acceptance, and what ended speculation or thinking."""
+    names = ("policy", "steps", "accepted", "acceptance_rate", "thinking_ended_by_budget")
+    metadata = {name: reply.lookahead[name] for name in names}
     return metadata | {"speculation_disabled": reply.lookahead["speculation_disabled"] is not None}
 
 
