@@ -33,7 +33,7 @@ _MIN_PASSES = 12  # forward passes from which a reply measures the acceptance ra
 _PROBE_TOKENS = 16  # tokens in which a reply that may be a call shows that it is one
 _REPORT_FIELDS = (
     *("steps", "accepted", "acceptance_rate", "verifier_calls", "judge_calls", "refuted"),
-    "target_forward_passes",
+    *("target_forward_passes", "resumptions"),
 )
 
 Emit = Callable[[TextDelta | StepEvent], None]
@@ -323,7 +323,8 @@ class ConstrainedGenerator(ReplyGenerator):
                 # Also if the model ended the reply within its thinking.
                 return read, [replace(thought, finish_reason="length")]
             parts.append(thought)
-            prompt, sampling = [*opened, *thought.token_ids], replace(sampling, max_tokens=remaining)
+            prompt = [*opened, *thought.token_ids]
+            sampling = replace(sampling, max_tokens=remaining, in_reply=True)
         if self.request.tools and not calls:
             calls = await self._decide_call(prompt, sampling, parts)
             if not calls:

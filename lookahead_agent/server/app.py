@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from lookahead_agent.chat.model import ChatLookahead
+from lookahead_agent.engines.affinity import AFFINITY_HEADERS
 from lookahead_agent.generation.backend import GenerateRequest, request_from_json
 from lookahead_agent.generation.server_backend import CHAT_PATH, ENGINES_HEADER, STATUS_PATH, WARM_PATH, ServerStatus
 from lookahead_agent.server import ServerSettings
@@ -61,7 +62,9 @@ def create_app(
         data = await bodies.read_json(request, settings.body_limit(length))
         async with bodies.slot(data):
             body = await bodies.parse(data, model, length)
-            requests = await asyncio.to_thread(writer.requests, body, client, policy, node)
+            # The client's key keeps its thread together on the servers of this server's engines.
+            thread = next(filter(None, map(request.headers.get, AFFINITY_HEADERS)), None)
+            requests = await asyncio.to_thread(writer.requests, body, client, policy, node, thread)
         usage, chat = body.stream_options and body.stream_options.include_usage, isinstance(body, ChatRequestBody)
         owner = writer.clients.owner(client)
         streams = [writer.generate(each, owner) for each in requests]

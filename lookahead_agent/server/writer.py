@@ -136,9 +136,17 @@ class ReplyWriter:
         return RefusedError(404, message, param="model", code="model_not_found")
 
     def requests(
-        self, body: ChatRequestBody | CompletionRequestBody, client: Client, policy: str | None, node: str | None
+        self,
+        body: ChatRequestBody | CompletionRequestBody,
+        client: Client,
+        policy: str | None,
+        node: str | None,
+        thread: str | None = None,
     ) -> list[GenerateRequest]:
-        """Turn a body into one request per reply; `policy` and `node` are from the headers and override the body's."""
+        """Turn a body into one request per reply; `policy`, `node` and `thread` are from the headers.
+
+        `policy` and `node` override the body's; requests of one thread go to one replica of the engines' servers.
+        """
         limits, max_tokens = self.settings, body.max_tokens
         if body.model is not None and body.model != self.model_name:
             raise self.unknown_model(body.model)
@@ -166,7 +174,10 @@ class ReplyWriter:
         call_options = [CallOptions.read({**options, "seed": seed}) for seed in seeds]
         requests = [self.llm.request(prompt, each) for prompt in prompts for each in call_options]
         salt = client.cache_salt(body.cache_salt)
-        requests = [replace(each, sampling=replace(each.sampling, cache_salt=salt)) for each in requests]
+        requests = [
+            replace(each, sampling=replace(each.sampling, cache_salt=salt), thread=thread or each.thread)
+            for each in requests
+        ]
         self.check_models(requests[0])
         return requests
 
