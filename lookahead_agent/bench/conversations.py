@@ -218,8 +218,8 @@ def _calls_at_once(number: int, prefix: int) -> Iterator[RecordedTurn]:
 
 def _result(name: str, arguments: Any, result: Any, number: int) -> tuple[JsonMessage, ...]:
     """Return the messages of a call and its result."""
-    call = {"id": f"call_{number}", "type": "function"}
-    call |= {"function": {"name": name, "arguments": json.dumps(arguments)}}
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    call = {"id": f"call_{number}", "type": "function", "function": function}
     return (
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": f"call_{number}", "content": json.dumps(result)},
