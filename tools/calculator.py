@@ -29,8 +29,12 @@ _FUNCTIONS: dict[str, Callable[..., Fraction]] = {
     "round": lambda x, digits=None: _rounded(x, digits),
     "sqrt": lambda x: _square_root(x),
 }
+# `$1`, `${1}` or `#E1` for an earlier result; amounts of money have cents, three digits or more, or separators.
+_REFERENCE = re.compile(r"\$\{\w+\}|#E?\d+|\$0*[1-9]\d?(?!\w|\.\d|,\d{3}(?!\d))")
+_REFERENCE_IN_FUNCTION = re.compile(r"\$0*[1-9]\d?(?!\w|\.\d)")
 # A name, but not the exponent of a number.
 _WORD = re.compile(r"(?<![\w.])[^\W\d]\w*")
+_FUNCTION = re.compile(r"[a-z]\(")
 _MAX_NAMED = 8
 _MAX_LENGTH = 1000
 _MAX_EXPONENT = 1000
@@ -46,16 +50,23 @@ def calculate(expression: str) -> str:
 
     Args:
         expression: Numbers, + - * / // % ** ^ and parentheses, and abs, ceil, floor, max, min, round, sqrt. `×`, `÷`,
-            `$`, thousands separators and percentages ("20%" is 0.2) are understood.
+            amounts of money (`$12.80`, `$150`), thousands separators and percentages ("20%" is 0.2) are understood.
 
     Returns:
         The result: whole numbers in full, others as decimals with at most 15 significant digits.
 
     Raises:
-        ValueError: The text is too long or not arithmetic, divides by zero, is too deep, or has too large a number.
+        ValueError: The text is too long or not arithmetic, divides by zero, is too deep, has too large a number, or a
+            reference to an earlier result, such as `$1`, that nothing has replaced.
     """
     if len(expression) > _MAX_LENGTH:
         raise ValueError(f"the expression is longer than {_MAX_LENGTH} characters")
+    in_function = _REFERENCE_IN_FUNCTION.search(expression) if _FUNCTION.search(expression) else None
+    if (reference := _REFERENCE.search(expression) or in_function) is not None:
+        raise ValueError(
+            f"{reference[0][:50]} was not replaced by an earlier result: write the number itself. Write an amount of "
+            "money without its sign"
+        )
     text = _python_notation(expression)
     if unknown := [word for word in dict.fromkeys(_WORD.findall(text)) if word not in _FUNCTIONS]:
         names = ", ".join(word[:50] for word in unknown[:_MAX_NAMED]) + (", …" if len(unknown) > _MAX_NAMED else "")
@@ -92,7 +103,7 @@ def _python_notation(expression: str) -> str:
     for symbol, python in (("×", "*"), ("÷", "/"), ("−", "-"), ("^", "**"), ("$", ""), ("€", "")):
         text = text.replace(symbol, python)
     # A comma between digit groups is a thousands separator, but not inside a function's arguments.
-    if not re.search(r"[a-z]\(", text):
+    if not _FUNCTION.search(text):
         text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
     return re.sub(r"(\d+(?:\.\d+)?)\s*%(?!\s*[\d(.])", r"(\1/100)", text)
 

@@ -20,6 +20,7 @@ from lookahead_agent.sandbox.working_folder import read_regular
 from lookahead_agent.system.files import open_folder
 
 _MAX_BYTES = 1 << 20
+_LINE_END = re.compile(r"\r?\n|\r")
 
 
 def read_text(
@@ -63,7 +64,7 @@ def read_text(
         except ValueError as error:
             raise ValueError(f"{name!r} {error}") from None
     try:
-        all_lines = re.findall(r"[^\n]*\n|[^\n]+", data.decode("utf-8"))
+        all_lines = re.findall(r"[^\r\n]*(?:\r?\n|\r)|[^\r\n]+", data.decode("utf-8"))
     except UnicodeDecodeError:
         raise ValueError(f"{name!r} is not a text file") from None
     start = max(0, first_line - 1)
@@ -85,16 +86,17 @@ def read_text(
         return shown + notice
     # 200 characters are reserved for the truncation notice.
     kept = shown[: MAX_RESULT_LENGTH - 200]
-    line = start + kept.count("\n") + 1
-    character = len(kept) - kept.rfind("\n") if "\n" in kept else skipped + len(kept) + 1
+    ends = [match.end() for match in _LINE_END.finditer(shown, 0, len(kept))]
+    line = start + len(ends) + 1
+    character = len(kept) - ends[-1] + 1 if ends else skipped + len(kept) + 1
     return truncate(shown, f"read on from first_line={line}, first_character={character}", len(kept))
 
 
 def write_text(root: Path, name: str, text: str, allow: Collection[str] = ()) -> str:
     """Write a file, replacing an existing one.
 
-    If each line of the existing file ends with a carriage return and a line feed, and no line of the text does, the
-    lines of the new file end so, too. Models write line feeds only.
+    If each line of the existing file ends with a carriage return and a line feed, or with a carriage return alone, and
+    the text has no carriage return, the lines of the new file end so, too. Models write line feeds only.
 
     Args:
         root: The working folder.

@@ -21,7 +21,7 @@ from langchain_core.tools import BaseTool
 
 from lookahead_agent.agents.tool_use import MAX_RESULT_LENGTH, make_tool, truncate
 from lookahead_agent.errors import extra_imports
-from lookahead_agent.sandbox.documents import read_parts
+from lookahead_agent.sandbox.documents import declared_encoding, read_parts
 from lookahead_agent.system import background
 
 with extra_imports("the tool http_get needs its extra: pip install 'lookahead-agent[tools]'"):
@@ -53,10 +53,6 @@ _NO_TEXT = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f]|\A%PDF-")
 _HTML_TYPES = ("text/html", "application/xhtml+xml")
 # Characters of the text that an error of the server shows.
 _REASON = 2_000
-# A page's own declaration, of its beginning: `<meta charset=...>` or `<?xml ... encoding=...?>`.
-_DECLARED = re.compile(
-    rb"""<(?:meta\b[^>]{0,200}?\bcharset|\?xml\b[^>]{0,200}?\bencoding)\s*=\s*["']?\s*([\w.:-]{1,40})""", re.IGNORECASE
-)
 _CHARSET = re.compile(r""";\s*charset\s*=\s*["']?([\w.:-]{1,40})""", re.IGNORECASE)
 Resolve = Callable[[str, int], list[str]]
 """Returns the addresses of a host and port."""
@@ -364,8 +360,8 @@ def _decoded(data: bytes, content_type: str) -> str:
     if found := _CHARSET.search(content_type):
         label = found[1]
     else:
-        declared = _DECLARED.search(data[:1024])
-        label = declared[1].decode() if declared and b"\0" not in data[:4] else _undeclared(data)
+        declared = declared_encoding(data)
+        label = declared if declared is not None and b"\0" not in data[:4] else _undeclared(data)
         label = "utf-8" if label.lower().startswith("utf-16") else label  # it was read as ASCII
     encoding = webencodings.lookup(label)
     text: str = webencodings.decode(data, encoding or webencodings.UTF8, errors="replace")[0]

@@ -28,7 +28,7 @@ from langchain_core.tools import BaseTool
 
 from lookahead_agent.agents.search_words import Words
 from lookahead_agent.agents.tool_use import make_tool
-from lookahead_agent.sandbox.documents import KINDS, read_parts
+from lookahead_agent.sandbox.documents import KINDS, declared_encoding, read_parts
 from lookahead_agent.sandbox.protected_names import protection
 from lookahead_agent.sandbox.working_folder import read_regular
 
@@ -44,7 +44,12 @@ _MAX_BYTES = 20 << 20
 # Bytes by which the encoding of a text is detected; the encodings of texts with mostly, and with few, ASCII letters.
 _SAMPLE = 64 << 10
 _LATIN = ("cp1252", "cp1250", "cp1254", "cp1257", "mac_roman", "cp850")
-_OTHERS = ("cp1251", "koi8_r", "cp1253", "cp1255", "cp1256", "cp932", "euc_jp", "gb18030", "big5", "cp949")
+_OTHERS = (
+    "cp1251", "koi8_r", "cp866", "cp1253", "cp1255", "cp1256", "cp874", "cp932", "euc_jis_2004", "gb18030", "big5",
+    "cp949",
+)  # fmt: skip
+# Below this confidence, which is that of a few words, the encoding may be another one.
+_SURE = 0.2
 # The beginnings of files that are no text.
 _SIGNATURES = (
     b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"PK\3\4", b"%PDF-", b"\x1f\x8b", b"\x7fELF", b"RIFF", b"OggS", b"ID3",
@@ -356,13 +361,13 @@ def _read_text(document: _Document, data: bytes, name: str, suffix: str, kind: s
         if kind is None:
             document.problem += f" and no kind that is read: {', '.join(sorted(KINDS))}"
         return
+    problem = None if encoding is None else f"it is not UTF-8, and was read as {encoding}"
     if kind is not None:
         _read_parts(document, text.encode(errors="replace"), name, kind, seconds)
         if kind == "html" or document.passages:
+            document.problem = document.problem or problem
             return
-        document.problem = None  # JSON that is damaged, or of lines, is read as text
-    if encoding is not None:
-        document.problem = f"it is not UTF-8, and was read as {encoding}"
+    document.problem = problem  # JSON that is damaged, or of lines, is read as text
     lines = text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
     if suffix in _ROWS_SUFFIXES:
         document.passages += _of_rows(f"{name}:", lines, _records(lines))
@@ -371,7 +376,7 @@ def _read_text(document: _Document, data: bytes, name: str, suffix: str, kind: s
 
 
 def _decoded(data: bytes) -> tuple[str | None, str | None]:
-    """Return a text, or None for other data, and the encoding if it was detected."""
+    """Return a text, or None for other data, and the encoding if it was detected, with how sure that is."""
     for mark, encoding in _BYTE_ORDER_MARKS:
         if data.startswith(mark):
             return data.decode(encoding, errors="replace"), None
@@ -391,19 +396,21 @@ def _decoded(data: bytes) -> tuple[str | None, str | None]:
     except UnicodeDecodeError:
         if data.startswith(_SIGNATURES):
             return None, None
-        from charset_normalizer import from_bytes
+        import webencodings
+        from chardet import detect
+
+        if (declared := webencodings.lookup(declared_encoding(data) or "")) is not None:
+            return webencodings.decode(data, declared, errors="replace")[0], None
 
     high = sum(byte > 127 for byte in sample)
     letters = high + sum(65 <= byte & 0xDF <= 90 for byte in sample if byte < 128)
-    if high * 20 < letters * 9:
-        # Otherwise each byte is a letter or a sign of Western Europe.
-        best = from_bytes(sample, cp_isolation=list(_LATIN)).best()
-        encoding = "cp1252" if best is None or str(best) == sample.decode("cp1252", errors="replace") else best.encoding
-    elif (best := from_bytes(sample, cp_isolation=list(_OTHERS)).best()) is not None:
-        encoding = best.encoding
-    else:
+    # With few ASCII letters, each byte may be a letter of another script.
+    names = _LATIN if high * 20 < letters * 9 else _OTHERS
+    found = detect(sample, include_encodings=names, compat_names=False, prefer_superset=True)
+    if (encoding := found["encoding"]) is None:
         return None, None
-    return data.decode(encoding, errors="replace"), encoding
+    unsure = "" if found["confidence"] > _SURE else ", which is unsure: save it as UTF-8"
+    return data.decode(encoding, errors="replace"), f"{encoding}{unsure}"
 
 
 def _read_parts(document: _Document, data: bytes, name: str, kind: str, seconds: float) -> None:

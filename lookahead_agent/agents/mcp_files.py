@@ -23,7 +23,10 @@ logger = logging.getLogger(__name__)
 _COMMENT = re.compile(r'("(?:[^"\\\n]|\\.)*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _LAST_COMMA = re.compile(r'("(?:[^"\\\n]|\\.)*")|,(?=\s*[}\]])')
 # A default has no further variable in it, so that a text of many "${" is read in linear time.
-_VARIABLE = re.compile(r"\$\{(?:([A-Za-z]\w*):([A-Za-z_][^{}]*)|(\w+)(?::-((?:(?!\$\{)[^}])*))?|(/))\}")
+_VARIABLE = re.compile(
+    r"\$\{(?:(?!env:)([A-Za-z]\w*):([A-Za-z_][^{}]*)|(?:env:)?(\w+)(?::-((?:(?!\$\{)[^}])*))?|(/))\}"
+)
+_DEFAULT_WITH_VARIABLE = re.compile(r"\$\{(?:env:)?\w+:-[^{}]*\$\{[^{}]*\}[^{}]*\}")
 
 _TRANSPORTS = {"stdio": "stdio", "local": "stdio", "http": "http", "streamablehttp": "http", "sse": "sse"}
 _OTHER_NAMES = {
@@ -93,9 +96,9 @@ def read_servers(file: Path, environment: Mapping[str, str] = os.environ) -> dic
     """Read the servers of a file by name, without disabled ones.
 
     The file has them under `mcpServers`, `servers`, or `servers` of `mcp`, and may have comments. Values may hold
-    `${NAME}`, `${NAME:-default}` and `${env:NAME}` from the environment, `${userHome}`, and `${workspaceFolder}`, the
-    file's folder or the one of its `.vscode` or `.cursor`. `${input:token}` is the environment variable `INPUT_TOKEN`,
-    since no person is asked.
+    `${NAME}` and `${env:NAME}` from the environment, also with a default (`${NAME:-default}`), `${userHome}`, and
+    `${workspaceFolder}`, the file's folder or the one of its `.vscode` or `.cursor`. `${input:token}` is the
+    environment variable `INPUT_TOKEN`, since no person is asked.
 
     Raises:
         ConfigurationError: The file does not exist or is invalid, a variable is not set, a server has a key that is not
@@ -104,7 +107,7 @@ def read_servers(file: Path, environment: Mapping[str, str] = os.environ) -> dic
     """
     try:
         text = file.read_text(encoding="utf-8-sig")
-        content = json.loads(_LAST_COMMA.sub(r"\1", _COMMENT.sub(r"\1", text)))
+        content = json.loads(_LAST_COMMA.sub(r"\1", _COMMENT.sub(r"\1", text)), object_pairs_hook=_read_object)
         entries = _entries(content)
     except OSError as error:
         raise ConfigurationError(f"{file} cannot be read: {error.strerror}") from None
@@ -121,6 +124,15 @@ def read_servers(file: Path, environment: Mapping[str, str] = os.environ) -> dic
         except (ValueError, RecursionError) as error:
             raise ConfigurationError(f"{file.name}: the server {name!r} {error}") from None
     return servers
+
+
+def _read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON; raises ValueError if two of its values have one name."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} occurs twice in one object")
+    return values
 
 
 def _entries(content: Any) -> dict[str, Any]:
@@ -178,6 +190,8 @@ class _Variables:
     def replace(self, value: Any) -> Any:
         """Replace the variables in all texts of a value; raises ValueError if there is none of a name."""
         if isinstance(value, str):
+            if (nested := _DEFAULT_WITH_VARIABLE.search(value)) is not None:
+                raise ValueError(f"has {nested[0][:80]}, whose default has a variable: write its value")
             return _VARIABLE.sub(self._value, value)
         if isinstance(value, list):
             return [self.replace(part) for part in value]
@@ -196,13 +210,13 @@ class _Variables:
                 f"has {match[0]}{about}, which another client asks a person for: set the environment variable "
                 f"{variable}"
             )
-        if kind not in (None, "env"):
+        if kind is not None:
             raise ValueError(f"has {match[0]}, which only an editor knows: write the value, or ${{NAME}} of a variable")
-        text = self._environment.get(of_kind or name, default)
-        if text is None and kind is None:
+        text = self._environment.get(name, default)
+        if text is None and not match[0].startswith("${env:"):
             text = self._known.get(name)
         if text is None:
-            raise ValueError(f"needs the environment variable {of_kind or name}, which is not set")
+            raise ValueError(f"needs the environment variable {name}, which is not set")
         return text
 
 

@@ -21,7 +21,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from lookahead_agent.agents.mcp_files import McpServer as McpServer
 from lookahead_agent.agents.mcp_files import read_servers as read_servers
-from lookahead_agent.agents.tool_schemas import check_tool_schema, misfit
+from lookahead_agent.agents.tool_schemas import check_tool_schema, misfit, without_named_references
 from lookahead_agent.agents.tool_use import truncate
 from lookahead_agent.errors import ConfigurationError, extra_imports, validation_message
 from lookahead_agent.system.background import result_of
@@ -161,6 +161,7 @@ class _McpTool(BaseTool):
     def _check_schema(self) -> Self:
         if isinstance(self.args_schema, dict):
             check_tool_schema(self.args_schema)
+            self.args_schema = without_named_references(self.args_schema)
         return self
 
     # All parameters are positional-only or variadic, because a server's arguments may have any name.

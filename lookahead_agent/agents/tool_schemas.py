@@ -8,10 +8,15 @@ from typing import Any
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from lookahead_agent.engines.json_schema import repair, target
+from lookahead_agent.engines.json_schema import repair, subschemas, target
 from lookahead_agent.errors import ConfigurationError
 
 _MAPS_OF_NAMES = ("properties", "patternProperties", "dependentSchemas")
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+# Keywords that mean nothing once each reference is replaced by its target.
+_OF_REFERENCES = frozenset(
+    {*_REFERENCES, "$defs", "definitions", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$id"}
+)
 _MAX_BYTES = 64 << 10
 _MAX_LEVELS = 64
 _MAX_PARTS = 5_000  # Objects, lists and values of a schema in which each reference is replaced by its target
@@ -39,32 +44,70 @@ def describe_function(tool: BaseTool | Mapping[str, Any]) -> dict[str, Any]:
     schema = tool.tool_call_schema if isinstance(tool, BaseTool) else None
     if isinstance(tool, BaseTool) and isinstance(schema, dict):
         # LangChain resolves fewer references than JSON has, and takes a property "$ref" for one.
-        function = {"name": tool.name, "description": tool.description, "parameters": _resolve(schema, schema)}
+        function = {
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": _resolve(schema, _References(schema)),
+        }
     else:
         function = convert_to_openai_tool(tool)["function"]
     return {**function, "parameters": with_all_fields(repair(function.get("parameters") or {}))}
 
 
-def _resolve(part: Any, schema: Mapping[str, Any], followed: frozenset[str] = frozenset(), names: bool = False) -> Any:
+class _References:
+    """The parts of a schema by the references that lead to them: pointers, anchors and identifiers."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self._parts: dict[str, Mapping[str, Any]] = {"": schema}
+        for part in subschemas(schema):
+            for key, prefix in (("$anchor", "#"), ("$dynamicAnchor", "#"), ("$id", ""), ("id", "")):
+                if isinstance(name := part.get(key), str):
+                    self._parts.setdefault(prefix + name.removesuffix("#"), part)
+
+    def find(self, ref: Any) -> Any:
+        """Return the part that a reference leads to; None if the schema does not contain it."""
+        if not isinstance(ref, str):
+            return None
+        resource, _, fragment = ref.partition("#")
+        if (root := self._parts.get(resource)) is None or not fragment:
+            return root
+        return target(root, f"#{fragment}") if fragment.startswith("/") else self._parts.get(f"#{fragment}")
+
+
+def without_named_references(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a checked schema with the targets in place of references if one of them is by an anchor or identifier.
+
+    LangChain reads references by JSON pointers only.
+    """
+    references = [part[key] for part in subschemas(schema) for key in _REFERENCES if part.get(key)]
+    has_pointers_only = all(isinstance(ref, str) and (ref == "#" or ref.startswith("#/")) for ref in references)
+    return schema if has_pointers_only else dict(_resolve(schema, _References(schema)))
+
+
+def _reference(part: Mapping[str, Any]) -> Any:
+    return next((part[key] for key in _REFERENCES if part.get(key)), None)
+
+
+def _resolve(part: Any, parts: _References, followed: frozenset[str] = frozenset(), names: bool = False) -> Any:
     """Copy a part of a checked schema with the targets in place of references, up to one inside of its own target.
 
     `names`: the part maps the names of properties to schemas.
     """
     if isinstance(part, list):
-        return [_resolve(member, schema, followed) for member in part]
+        return [_resolve(member, parts, followed) for member in part]
     if not isinstance(part, Mapping):
         return part
     if names:
-        return {name: _resolve(member, schema, followed) for name, member in part.items()}
+        return {name: _resolve(member, parts, followed) for name, member in part.items()}
     own = {
-        key: _resolve(member, schema, followed, key in _MAPS_OF_NAMES)
+        key: _resolve(member, parts, followed, key in _MAPS_OF_NAMES)
         for key, member in part.items()
-        if key not in ("$ref", "$defs", "definitions")
+        if key not in _OF_REFERENCES
     }
-    ref = part.get("$ref")
-    if not isinstance(ref, str) or not ref or ref in followed:
+    ref = _reference(part)
+    if not isinstance(ref, str) or ref in followed:
         return own
-    found = _resolve(target(schema, ref), schema, followed | {ref})
+    found = _resolve(parts.find(ref), parts, followed | {ref})
     return {**found, **own} if isinstance(found, Mapping) else own
 
 
@@ -112,7 +155,7 @@ def check_references(schema: Mapping[str, Any]) -> None:
 
     LangChain replaces each reference by its target, up to the first that is inside of its own target.
     """
-    parts = 0
+    parts, references = 0, _References(schema)
     pending: list[tuple[Any, frozenset[str], int, bool]] = [(schema, frozenset(), 1, False)]
     while pending:
         part, followed, level, names = pending.pop()
@@ -128,14 +171,13 @@ def check_references(schema: Mapping[str, Any]) -> None:
         pending += [
             (member, followed, level + 1, not names and key in _MAPS_OF_NAMES)
             for key, member in part.items()
-            if names or key not in ("$ref", "$defs")
+            if names or key not in (*_REFERENCES, "$defs")
         ]
-        ref = None if names else part.get("$ref")
+        ref = None if names else _reference(part)
         if not ref or (isinstance(ref, str) and ref in followed):
             continue
-        is_local = isinstance(ref, str) and (ref == "#" or ref.startswith("#/"))
-        if not is_local or (referenced := target(schema, ref)) is None:
-            raise ValueError(f"its schema refers to {str(ref)[:100]!r}, which is no part of it")
+        if (referenced := references.find(ref)) is None:
+            raise ValueError(f"its schema refers to {str(ref)[:100]!r}, which is not a part of it")
         pending.append((referenced, followed | {ref}, level + 1, False))
 
 

@@ -245,7 +245,8 @@ def _unescape(match: re.Match[str]) -> str:
 
 # References to earlier results
 
-_REFERENCE = re.compile(r"\$(\{)?(\d{1,4})(?(1)\}|\b(?![.,]\d))")  # not the beginning of an amount of money with cents
+# Not the beginning of an amount of money with cents or a thousands separator; `max($1,2)` has a reference.
+_REFERENCE = re.compile(r"\$(\{)?(\d{1,4})(?(1)\}|\b(?!\.\d|,\d{2,3}(?!\d)))")
 
 
 def map_references(text: str, change: Callable[[int, str], str]) -> str:

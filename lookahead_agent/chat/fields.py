@@ -12,10 +12,10 @@ from lookahead_agent.engines.affinity import AFFINITY_HEADERS, FIXED_HEADERS
 from lookahead_agent.engines.servers import RemoteModel, check_key
 from lookahead_agent.engines.vllm_config import check_token_speculation, speculates_by_draft_model
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.hardware.choice import Precision
 from lookahead_agent.hardware.gpus import fill_parallel_size
 from lookahead_agent.models.catalogue import DEFAULT_SET, ModelSet
 from lookahead_agent.models.resolve import choose_models, has_draft
+from lookahead_agent.modes.table import Precision
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.engine_selection import RuntimeSpec
 from lookahead_agent.runtime.runtime import Runtime

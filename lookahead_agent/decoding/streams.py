@@ -5,12 +5,14 @@ import hashlib
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from lookahead_agent.decoding.accounting import EngineProgress, PromptCounts, ReplyClock, ReplyReport, TokenCounts
 from lookahead_agent.decoding.prefixes import Prefixes
 from lookahead_agent.decoding.request import DecodingSettings, ReplyRequest
 from lookahead_agent.decoding.segmenter import Segmentation, Segmenter
 from lookahead_agent.decoding.step import Node, Source, Step
+from lookahead_agent.decoding.thinking import closing_tokens
 from lookahead_agent.engines.protocol import Delta, Engine, Sampling
 from lookahead_agent.engines.shared_draft import BufferLine, BufferLines
 from lookahead_agent.engines.tokenizer import TextStream, Tokenizer
@@ -85,6 +87,7 @@ class Streams:
 
     def __post_init__(self) -> None:
         engines = self.engines.items()
+        self._close = partial(closing_tokens, self.engines[Source.TARGET].tokenizer)
         self._rules = {source: step_rules(self.request, self.settings, engine.tokenizer) for source, engine in engines}
         # By job that has just completed its step: the stream, in which the next step may continue.
         self._continuable: dict[int, Stream] = {}
@@ -102,7 +105,9 @@ class Streams:
         budget = self.request.sampling.max_tokens - length
         sampling = self._sampling(node, source, rank)
         stream = self._continuable.get(node.job)
-        if stream is not None and stream.source is source and stream.sampling == sampling:
+        # After tokens that no engine generated, the next step takes a request of its own.
+        diverged = node.step is not None and node.step.closing_tokens > 0
+        if stream is not None and stream.source is source and stream.sampling == sampling and not diverged:
             del self._continuable[node.job]
         else:
             stream = self._open(self.prefixes.ids(node, source), source, sampling, max(1, budget), length > 0)
@@ -111,7 +116,9 @@ class Streams:
         rules = self._rules[source]
         if awaits_thinking and self.request.regions.thinking is not None:
             rules = replace(rules, thinking_marker=self.request.regions.thinking.open)
-        segmenter = Segmenter(rules, stream.text, self.prefixes.context(node), budget)
+        close = self._close if source is Source.TARGET else None
+        thinking = self.prefixes.thinking(node, source)
+        segmenter = Segmenter(rules, stream.text, self.prefixes.context(node), budget, thinking, close)
         self.writers[job] = StepWriter(job, node, stream, segmenter, live, self.clock.now())
         return self.writers[job]
 

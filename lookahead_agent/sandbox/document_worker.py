@@ -25,8 +25,16 @@ HIDDEN = [
         "[style*='text-indent:-9999']",
     ),
 ]
-STYLE = re.compile(r"<style\b[^>]*+>", re.IGNORECASE)
-DISPLAY = re.compile(r"\b(?:display|visibility)\s*:\s*([\w-]+)", re.IGNORECASE)
+# A declaration that can hide an element.
+SHOWN = re.compile(r"(?<![\w-])(display|visibility)\s*:\s*([\w-]+)\s*(!\s*important)?", re.IGNORECASE)
+HIDING = frozenset({"none", "hidden", "collapse"})
+# Groups of rules that hold on every screen.
+UNCONDITIONAL = re.compile(r"@layer\b|@media\s+(?:only\s+)?(?:screen|all)\s*$", re.IGNORECASE)
+IDS, CLASSES, TYPES = (
+    re.compile(pattern)
+    for pattern in (r"#[\w-]", r"\.[\w-]|\[|(?<!:):(?!:|is\b|not\b|where\b)[\w-]", r"(?:^|[\s>+~(])[a-zA-Z]")
+)
+MAX_RULES, MAX_SELECTOR, MAX_MATCHES, MAX_LEVELS = 2_000, 1_000, 200_000, 20
 BULLET = "\x01"  # Lists have no bullets: an item is a line
 
 
@@ -42,7 +50,7 @@ def html(data: bytes, address: str) -> Iterator[TextPart]:
     """Yield the page as Markdown, with its title. `address` is the page's own, for relative links."""
     from html_to_markdown import ConversionOptions, PreprocessingOptions, convert
 
-    text = data.decode(errors="replace").replace(BULLET, "")
+    text = mark_hidden(data.decode(errors="replace").replace(BULLET, ""))
     whole = PreprocessingOptions(enabled=True, remove_navigation=False, remove_forms=False)
     options = ConversionOptions(
         bullets=BULLET,
@@ -50,7 +58,7 @@ def html(data: bytes, address: str) -> Iterator[TextPart]:
         compact_tables=True,
         extract_metadata=False,
         inline_data_media="alt_text_only",
-        exclude_selectors=[*HIDDEN, *hidden_selectors(text)],
+        exclude_selectors=HIDDEN,
         preprocessing=whole,
         base_url=address or None,
     )
@@ -60,36 +68,103 @@ def html(data: bytes, address: str) -> Iterator[TextPart]:
     yield "", f"# {title}\n\n{content}" if title and title not in content else content
 
 
-def hidden_selectors(text: str) -> list[str]:
-    """Return the classes and ids, also of one kind of element, that the page's style sheets always hide."""
-    shown: dict[str, bool] = {}
-    lower = text.lower()
-    end = 0
-    while (begin := STYLE.search(text, end)) and (end := lower.find("</style", begin.end())) >= 0:
-        first, *others = text[begin.end() : end].split("/*")
-        sheet = first + "".join(other.partition("*/")[2] for other in others)
-        for part in sheet.split("}"):
-            selectors, _, rule = part.rpartition("{")
-            if (value := DISPLAY.search(rule)) is not None:
-                for selector in selectors.rpartition("{")[2].split(","):
-                    name = selector.strip()
-                    shown[name] = shown.get(name, False) or value[1].lower() not in ("none", "hidden", "collapse")
-    return [
-        name
-        for name, is_shown in shown.items()
-        if not is_shown and re.fullmatch(r"[a-zA-Z]?[\w-]*(?:[.#][\w-]+)+", name)
-    ][:1000]
+def mark_hidden(text: str) -> str:
+    """Return a page in which each element that its style sheets hide has a style of its own that says so.
+
+    Of the rules for an element, the one that wins in a browser decides, as if all conditions that show it were met, and
+    none that hide it.
+    """
+    if "<style" not in text.lower():
+        return text
+    from selectolax.lexbor import LexborHTMLParser, LexborNode, SelectolaxError
+
+    page = LexborHTMLParser(text)
+    rules = [
+        (selector, declaration)
+        for style in page.css("style")
+        for selectors, declarations, is_conditional in style_rules(style)
+        for declaration in SHOWN.finditer(declarations)
+        if not (is_conditional and declaration[2].lower() in HIDING)
+        for selector in re.split(r",(?![^()]*\))", selectors)
+    ]
+    if not any(declaration[2].lower() in HIDING for _, declaration in rules):
+        return text
+    winners: dict[tuple[str, int], tuple[tuple[bool, int, int, int], bool, LexborNode]] = {}
+    matches = 0
+    for selector, declaration in rules[:MAX_RULES]:
+        try:
+            nodes = page.css(selector.strip())
+        except (SelectolaxError, ValueError):  # one that the library does not know, such as `::before`
+            continue
+        matches += len(nodes)
+        if matches > MAX_MATCHES:
+            break
+        rank = (declaration[3] is not None, *(len(pattern.findall(selector)) for pattern in (IDS, CLASSES, TYPES)))
+        for node in nodes:
+            place = (declaration[1].lower(), node.mem_id)
+            if place not in winners or winners[place][0] <= rank:
+                winners[place] = rank, declaration[2].lower() in HIDING, node
+    # A visible element may be inside of one whose visibility is "hidden".
+    shows_inner: set[int] = set()
+    for (name, _), (_, is_hidden, node) in winners.items():
+        parent = node if name == "visibility" and not is_hidden else None
+        while parent is not None and parent.mem_id not in shows_inner:
+            shows_inner.add(parent.mem_id)
+            parent = parent.parent
+    for (name, number), (rank, is_hidden, node) in winners.items():
+        own = {match[1].lower() for match in SHOWN.finditer(node.attributes.get("style") or "")}
+        is_overridden = (name in own and not rank[0]) or (name == "visibility" and number in shows_inner)
+        if is_hidden and not is_overridden and node.tag not in ("html", "body"):
+            node.attrs["style"] = "display:none"
+    return page.html or ""
+
+
+def style_rules(style: Any) -> Iterator[tuple[str, str, bool]]:
+    """Yield the selectors and declarations of each rule of a `style` element, and whether it holds conditionally."""
+    first, *others = (style.text(deep=True) or "").split("/*")
+    # The end of a sheet closes the blocks that are open.
+    sheet = first + "".join(other.partition("*/")[2] for other in others) + "}" * MAX_LEVELS
+    media = f"@media {style.attributes.get('media') or 'all'}"
+    opened: list[str] = []
+    at = 0
+    for brace in re.finditer("[{}]", sheet):
+        part, at = sheet[at : brace.start()], brace.end()
+        declarations, _, prelude = part.rpartition(";") if brace[0] == "{" else (part, "", "")
+        selector = ""
+        for outer in opened[: MAX_LEVELS + 1]:  # a rule's selector is before those inside of it, or in place of "&"
+            if outer.startswith("@") or len(selector) > MAX_SELECTOR:
+                continue
+            inner = outer if not selector or "&" in outer else f"& {outer}"
+            selector = (
+                inner.replace("&", f":is({selector})" if selector else "&") if len(inner) < MAX_SELECTOR else inner
+            )
+        if selector and len(selector) < MAX_SELECTOR and len(opened) <= MAX_LEVELS:
+            groups = [media, *(each for each in opened if each.startswith("@"))]
+            yield selector, declarations, not all(map(UNCONDITIONAL.match, groups))
+        if brace[0] == "{":
+            opened.append(prelude.strip())
+        elif opened:
+            opened.pop()
 
 
 def docx(data: bytes, _: str) -> Iterator[TextPart]:
-    """Yield paragraphs and tables of a Word document as Markdown."""
+    """Yield paragraphs and tables of a Word document as Markdown, and its headers and footers."""
     from docx import Document
     from docx.table import Table
 
+    def text_of(cell: Any) -> str:
+        return " ".join(
+            "; ".join(text_of(inner) for row in block.rows for inner in row.cells)
+            if isinstance(block, Table)
+            else block.text
+            for block in cell.iter_inner_content()
+        )
+
     blocks = []
-    for block in Document(io.BytesIO(data)).iter_inner_content():
+    document = Document(io.BytesIO(data))
+    for block in document.iter_inner_content():
         if isinstance(block, Table):
-            blocks.append(markdown_table([[cell.text for cell in row.cells] for row in block.rows]))
+            blocks.append(markdown_table([[text_of(cell) for cell in row.cells] for row in block.rows]))
         elif text := block.text.strip():
             style = (block.style.name or "") if block.style is not None else ""
             level = style.removeprefix("Heading ")
@@ -98,6 +173,9 @@ def docx(data: bytes, _: str) -> Iterator[TextPart]:
             )
             blocks.append(f"{hashes} {text}" if hashes else text)
     yield "", "\n\n".join(blocks)
+    around = [part for section in document.sections for part in (section.header, section.footer)]
+    texts = [text_of(part) for part in around if not part.is_linked_to_previous]
+    yield "headers and footers", "\n".join(dict.fromkeys(filter(str.strip, texts)))
 
 
 def pptx(data: bytes, _: str) -> Iterator[TextPart]:
@@ -128,8 +206,23 @@ def sheets(data: bytes, _: str) -> Iterator[TextPart]:
 
     book = CalamineWorkbook.from_filelike(io.BytesIO(data))
     for name in book.sheet_names:
-        rows = book.get_sheet_by_name(name).to_python(skip_empty_area=False)
+        sheet = book.get_sheet_by_name(name)
+        rows = sheet.to_python(skip_empty_area=False)
+        for (top, left), (bottom, right) in sheet.merged_cell_ranges or ():
+            fill_merged(rows, top, left, bottom, right)
         yield f"sheet {' '.join(name.split())}", "\n".join(" | ".join(map(cell, row)) for row in rows)
+
+
+def fill_merged(rows: list[list[Any]], top: int, left: int, bottom: int, right: int) -> None:
+    """Give each cell of a merged range its value, so that rows and columns keep it; a title's columns stay empty."""
+    if top >= len(rows) or left >= len(rows[top]):
+        return
+    value = rows[top][left]
+    has_others = any(cell != "" for row in rows[top : bottom + 1] for cell in [*row[:left], *row[right + 1 :]])
+    for row in rows[top : bottom + 1]:
+        row[left : right + 1 if has_others else left + 1] = [value] * len(
+            row[left : right + 1 if has_others else left + 1]
+        )
 
 
 def notebook(data: bytes, _: str) -> Iterator[TextPart]:
@@ -137,8 +230,10 @@ def notebook(data: bytes, _: str) -> Iterator[TextPart]:
     for number, part in enumerate(json.loads(data)["cells"], 1):
         texts = [join_lines(part.get("source"))]
         for output in part.get("outputs", ()):
-            found = output.get("text") or output.get("data", {}).get("text/plain")
-            texts.append(join_lines(found or output.get("evalue")))
+            shown = output.get("data") or {}
+            kind = next((kind for kind in ("text/plain", "text/markdown", "text/html") if shown.get(kind)), "")
+            text = join_lines(output.get("text") or shown.get(kind) or output.get("evalue"))
+            texts.append("".join(part for _, part in html(text.encode(), "")) if kind == "text/html" else text)
         yield f"cell {number}", "\n\n".join(filter(str.strip, texts))
 
 

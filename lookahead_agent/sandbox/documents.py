@@ -1,6 +1,7 @@
 """Extracts the text of untrusted documents in a process of its own, with limits of time, memory and text."""
 
 import math
+import re
 import sys
 from dataclasses import dataclass
 
@@ -8,6 +9,10 @@ from lookahead_agent.sandbox.child import program_text, run_child
 
 _MEMORY = 512 << 20
 _TEXT = 16 << 20
+# A page's own declaration, of its beginning: `<meta charset=...>` or `<?xml ... encoding=...?>`.
+_DECLARED = re.compile(
+    rb"""<(?:meta\b[^>]{0,200}?\bcharset|\?xml\b[^>]{0,200}?\bencoding)\s*=\s*["']?\s*([\w.:-]{1,40})""", re.IGNORECASE
+)
 
 KINDS = {
     ".pdf": "pdf", ".html": "html", ".htm": "html", ".xhtml": "html", ".docx": "docx", ".docm": "docx",
@@ -30,6 +35,12 @@ class DocumentPart:
     place: str
     text: str
     is_table: bool = False
+
+
+def declared_encoding(data: bytes) -> str | None:
+    """Return the encoding that a page or an XML document names at its beginning; None: it names none."""
+    found = _DECLARED.search(data[:1024])
+    return found[1].decode() if found is not None else None
 
 
 def read_parts(data: bytes, kind: str, seconds: float, address: str = "") -> tuple[list[DocumentPart], str | None]:

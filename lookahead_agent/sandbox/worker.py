@@ -31,6 +31,10 @@ BEGUN = b"\x01"  # First byte of the output, once the sandbox is set up: the cod
 FILE = "code.py"  # The name of the code in its errors
 CO_COROUTINE = 0x80  # As in `inspect`, whose import takes long: code with an `await` outside of functions
 LANGUAGES = ("python", "python3", "py", "py3", "ipython", "tool_code")
+# A command of IPython: `%timeit f()`, `files = !ls`, `?len` or `len?`.
+COMMAND = re.compile(
+    r"\s*+(?:[\w., \t]++=\s*+)?+(?P<command>%%?[a-zA-Z]\w*|!!?[^\s=]\S*|\?\??\w[\w.]*)|\s*+(?P<help>[\w.]++\?\??)\s*$"
+)
 FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*\{?[ \t]*([\w+-]*)[^`]*$")
 
 if hasattr(os, "fork"):  # Windows has none of the sandboxes
@@ -229,12 +233,23 @@ def parse(code: str) -> tuple[str, ast.Module]:
         other = textwrap.dedent("\n".join(blocks) if blocks else code.removeprefix("\ufeff"))
         if other.lstrip().startswith(">>>"):
             other = "\n".join(line[4:] for line in other.splitlines() if line.startswith((">>>", "...")))
-        if other == code:
-            raise
-        try:
-            return other, ast.parse(other, FILE)
-        except SyntaxError as new:
-            raise (new if blocks else error) from None
+        if other != code:
+            try:
+                return other, ast.parse(other, FILE)
+            except SyntaxError as new:
+                error = new if blocks else error
+        raise explain(error) from None
+
+
+def explain(error: SyntaxError) -> SyntaxError:
+    """Return the error, in words of its own if its line is a command of a notebook."""
+    if (found := COMMAND.match(error.text or "")) is not None:
+        command = (found["command"] or found["help"])[:50]
+        starts = (
+            "starts a program, and none can be started here" if command[0] == "!" else "is a command of notebooks only"
+        )
+        error.msg = f"{command} {starts}: write it in Python" + (", with help(...)" if "?" in command else "")
+    return error
 
 
 def run(code: str) -> None:

@@ -99,14 +99,15 @@ def _open_root(root: Path) -> int:
 def replace_file(root: Path, name: str, data: bytes, allow: Iterable[str] = (), *, keep_line_ends: bool = False) -> int:
     """Write a file into a working folder, replacing an existing one, and create its folders. Returns its size.
 
-    With `keep_line_ends`, a text without carriage returns gets them if each line of the existing file has one.
+    With `keep_line_ends`, the line feeds of a text without carriage returns become the line ends of the existing file,
+    if that has one kind of them.
     Raises ValueError, also for a protected name that `allow` does not have.
     """
     refuse_protected(name, allow, writing=True)
     with open_parent(root, name, make=True) as (parent, basename):
         mode = _mode_of(parent, basename, name)
-        if keep_line_ends and b"\r\n" not in data and _has_windows_lines(parent, basename):
-            data = data.replace(b"\n", b"\r\n")
+        if keep_line_ends and b"\r" not in data:
+            data = data.replace(b"\n", _line_end(parent, basename))
         new = f".{secrets.token_hex(8)}.new"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(new, flags, 0o600, dir_fd=parent)
@@ -123,13 +124,16 @@ def replace_file(root: Path, name: str, data: bytes, allow: Iterable[str] = (), 
         return len(data)
 
 
-def _has_windows_lines(folder: int, name: str) -> bool:
-    """Whether each line of a file ends with a carriage return and a line feed."""
+def _line_end(folder: int, name: str) -> bytes:
+    """Return the line end of a file that has one kind: of Windows, or of old Macs; else a line feed."""
     try:
         old = read_regular(name, _MAX_LINES_BYTES, folder)
     except (OSError, ValueError):  # there is none, or none that can be read
-        return False
-    return b"\r\n" in old and old.count(b"\n") == old.count(b"\r\n")
+        return b"\n"
+    feeds, pairs, returns = (old.count(end) for end in (b"\n", b"\r\n", b"\r"))
+    if pairs and feeds == pairs:
+        return b"\r\n"
+    return b"\r" if returns and not feeds else b"\n"
 
 
 def _mode_of(parent: int, name: str, requested: str) -> int:

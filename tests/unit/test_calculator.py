@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 
 import pytest
 from hypothesis import given
@@ -25,6 +26,9 @@ from tools.calculator import calculate, calculator
         ("5 × 3 =", "15"),
         ("-3 + 5", "2"),
         ("$12.80 * 2", "25.6"),
+        ("$1,200 * 2", "2400"),
+        ("$150 / 3 + $60000", "60050"),
+        ("max($12.80, 2)", "12.8"),
         ("round(2.567, 2)", "2.57"),
         ("1e3", "1000"),
     ],
@@ -58,6 +62,16 @@ def test_unknown_words_are_named_with_what_to_do(expression: str, names: str) ->
     with pytest.raises(ValueError, match=rf"does not know {names}\. Fetch the values first") as caught:
         calculate(expression)
     assert "Functions are abs, ceil" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("expression", "reference"),
+    [("$1 * 12", "$1"), ("12 * $2", "$2"), ("${1} + 1", "${1}"), ("max($1,200)", "$1"), ("round($3,2)", "$3"),
+     ("$1, 2", "$1"), ("#E1 * 2", "#E1"), ("12 #1 * 3", "#1"), ("($10 + $12) / 2", "$10"), ("$01", "$01")],
+)  # fmt: skip
+def test_a_reference_that_nothing_has_replaced_is_no_amount_of_money(expression: str, reference: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(reference)} was not replaced by an earlier result"):
+        calculate(expression)
 
 
 def test_tool_returns_errors_to_the_model() -> None:

@@ -14,12 +14,19 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import ToolMessage
-from langchain_core.tools import BaseTool
+from langchain_core.tools import BaseTool, StructuredTool
+from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from lookahead_agent.agents.early_calls import EarlyCallMiddleware
 from lookahead_agent.agents.mcp_tools import McpServer, open_mcp_tools
 from lookahead_agent.agents.prompts import describe_tools
-from lookahead_agent.agents.tool_schemas import check_references, check_tool_schema, misfit
+from lookahead_agent.agents.tool_schemas import (
+    check_references,
+    check_tool_schema,
+    describe_function,
+    misfit,
+    without_named_references,
+)
 from lookahead_agent.agents.tool_sources import open_tools
 from lookahead_agent.errors import ConfigurationError
 
@@ -84,6 +91,9 @@ def deep(levels: int) -> dict[str, Any]:
         ({"properties": {"x": {"$ref": "#/$defs/gone"}}}, "refers to '#/[$]defs/gone'"),
         ({"properties": {"x": {"$ref": "#name"}}}, "refers to '#name'"),
         ({"properties": {"x": {"$ref": ["#"]}}}, "refers to"),
+        ({"properties": {"x": {"$dynamicRef": "#name"}}, "$defs": {"a": {"$anchor": "other"}}}, "refers to '#name'"),
+        ({"properties": {"x": {"$ref": "http://a/b#/x"}}, "$id": "http://a/c"}, "refers to 'http://a/b#/x'"),
+        ({"$anchor": "a", "properties": {"x": {"$ref": "#a"}}, **doubling(14)}, "more than 5,000 parts"),
         ({"properties": {"x": {"enum": list(range(50_000))}}}, "more than 64 KiB"),
         ({"properties": {"x": {"description": "\ud83d"}}}, "lone surrogate"),
         ({"properties": {"\ud83d": {}}}, "lone surrogate"),
@@ -102,6 +112,37 @@ def test_ordinary_schemas_are_accepted() -> None:
     for schema in (tree, doubling(8), mutual(3), {}, {"properties": {"x": True, "y": {}}}):
         check_tool_schema(schema)
     check_references({"type": "string", "pattern": "^(a+)+$"})
+
+
+@pytest.mark.parametrize(
+    ("reference", "definition"),
+    [
+        ({"$ref": "#place"}, {"$anchor": "place"}),
+        ({"$dynamicRef": "#place"}, {"$dynamicAnchor": "place"}),
+        ({"$ref": "#place"}, {"$id": "#place"}),
+        ({"$ref": "place.json"}, {"$id": "place.json"}),
+        ({"$ref": "place.json#/properties/city/.."}, None),
+        ({"$ref": "https://a/tool#/$defs/p"}, {"$id": "https://a/place"}),
+    ],
+)
+def test_references_by_anchors_and_identifiers_lead_to_their_parts(
+    reference: dict[str, Any], definition: dict[str, Any] | None
+) -> None:
+    place = {"type": "object", "properties": {"city": {"type": "string", "description": "Its name"}}}
+    schema = {
+        "$id": "https://a/tool", "type": "object", "properties": {"at": {**reference, "title": "Where"}},
+        "required": ["at"], "$defs": {"p": {**place, **(definition or {})}},
+    }  # fmt: skip
+    tool = StructuredTool(name="find", description="d", args_schema=schema, func=print)
+    if definition is None:
+        with pytest.raises(ConfigurationError, match="is not a part of it"):
+            describe_function(tool)
+    else:
+        assert describe_function(tool)["parameters"]["properties"]["at"] == {**place, "title": "Where"}
+        readable = StructuredTool(name="f", description="d", args_schema=without_named_references(schema), func=print)
+        parameters = convert_to_openai_tool(readable)["function"]["parameters"]
+        assert parameters["properties"]["at"]["properties"]["city"] == {"type": "string", "description": "Its name"}
+        assert without_named_references(doubling(2)) == doubling(2)
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,7 @@ def fill(line: str, **results: str) -> dict[str, Any] | None:
 def test_result_of_one_value_replaces_a_reference_inside_a_text() -> None:
     assert fill('calculator("$1 * ${2}")', r1="347", r2=" 2\n") == {"expression": "347 * 2"}
     assert fill('calculator("$1 and $5.50")', r1="347") == {"expression": "347 and $5.50"}, "money is no reference"
+    assert fill('calculator("max($1,2) + $1,200 + $1,50")', r1="3") == {"expression": "max(3,2) + $1,200 + $1,50"}
 
 
 def test_result_of_several_lines_replaces_only_a_whole_argument() -> None:

@@ -437,6 +437,27 @@ def test_code_is_read_as_a_notebook_reads_it() -> None:
         parse(" x = (")
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("%matplotlib inline\nx = 1", "%matplotlib is a command of notebooks only"),
+        ("x = 1\n  %time x", "%time is a command"),
+        ("%%bash\nls", "%%bash is a command"),
+        ("```python\nx = %timeit -o f()\n```", "%timeit is a command"),
+        ("%cd 'a b", "%cd is a command"),
+        ("!pip install numpy", "!pip starts a program, and none can be started here: write it in Python"),
+        ("a, b = !ls\nprint(a)", "!ls starts a program"),
+        ("?len", r"\?len is a command of notebooks only: write it in Python, with help"),
+        ("import os\nos.path??", r"os.path\?\? is a command"),
+        ("x = 1 % \n", "^invalid syntax"),
+        ("a b", "^invalid syntax"),
+    ],
+)
+def test_commands_of_notebooks_are_errors_that_say_so(text: str, words: str) -> None:
+    with pytest.raises(SyntaxError, match=words):
+        parse(text)
+
+
 @pytest.mark.parametrize("text", ["```" * 50_000, "`" * 150_000, "```\n" * 30_000, "~~~ " * 50_000, "a `" * 50_000])
 def test_fences_are_found_in_linear_time(text: str) -> None:
     begin = time.process_time()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import datetime
 import json
+import re
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
@@ -160,7 +162,54 @@ def test_documents_of_many_kinds_are_read(tmp_path: Path) -> None:
         assert [passage.source for passage in index.search(question, 1)] == [source], question
     assert index.search("secret") == []
     assert sorted(index.left_out) == ["i.csv", "j.txt", "k.txt", "l.txt"]
-    assert index.left_out["i.csv"] == "it is not UTF-8, and was read as cp1252"
+    assert index.left_out["i.csv"].startswith("it is not UTF-8, and was read as cp1252")
+
+
+def test_documents_keep_what_is_nested_merged_or_declared(tmp_path: Path) -> None:
+    from docx import Document
+    from openpyxl import Workbook
+
+    book = Workbook()
+    for row in (["Sales"], ["Region", "2024", None], ["North", 1, 2], [None, 3, datetime.date(2024, 2, 1)]):
+        book.active.append(row)
+    for cells in ("A1:C1", "B2:C2", "A3:A4"):
+        book.active.merge_cells(cells)
+    book.save(tmp_path / "a.xlsx")
+    word = Document()
+    word.add_table(1, 1).cell(0, 0).add_table(1, 2).cell(0, 1).text = "innercell"
+    word.sections[0].footer.paragraphs[0].text = "footertext"
+    word.save(str(tmp_path / "b.docx"))
+    (tmp_path / "c.html").write_bytes("<meta charset=windows-1255><p>שלום".encode("cp1255"))
+    (tmp_path / "d.xml").write_bytes('<?xml version="1.0" encoding="iso-8859-9"?><a>İstanbul</a>'.encode("iso8859_9"))
+    outputs = [{"data": {"text/html": ["<b>htmlout", "put</b>"]}}, {"data": {"image/png": "x"}}, {"evalue": "boom"}]
+    (tmp_path / "e.ipynb").write_text(json.dumps({"cells": [{"source": "x", "outputs": outputs}]}))
+    index = DocumentIndex(tmp_path)
+    assert [passage.text for passage in index.passages] == [
+        "Sales |  | \nRegion | 2024 | 2024\nNorth | 1 | 2\nNorth | 3 | 2024-02-01", "| ; innercell |\n| --- |",
+        "footertext", "שלום", '<?xml version="1.0" encoding="iso-8859-9"?><a>İstanbul</a>',
+        "x\n\n**htmloutput**\n\nboom",
+    ]  # fmt: skip
+    assert index.left_out == {}
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("cp1255", "מחיר: 12"), ("cp1255", "רשימת מחירים 2024: תה ירוק 12, קפה 15."), ("cp874", "ราคา 12 บาท"),
+        ("cp1254", "Çay fiyatı 12 lira"), ("cp866", "Цена 12 рублей"), ("cp1251", "Цена 12 рублей"),
+        ("koi8_r", "Цена 12 рублей"), ("cp1252", "café à la crème"), ("cp1250", "Zielona herbata kosztuje 25 złotych"),
+        ("gb18030", "绿茶价格12元"), ("cp932", "緑茶は12円です"), ("cp949", "녹차 가격 12원"),
+    ],
+)  # fmt: skip
+def test_short_texts_of_other_encodings_are_read_and_what_is_unsure_is_said(
+    tmp_path: Path, encoding: str, text: str
+) -> None:
+    (tmp_path / "a.txt").write_bytes(text.encode(encoding))
+    (tmp_path / "b.html").write_bytes("<p>שלום</p>".encode("iso8859_8"))
+    index = DocumentIndex(tmp_path)
+    assert index.passages[0].text == text
+    assert re.match(f"it is not UTF-8, and was read as {encoding.replace('_', '.')}", index.left_out["a.txt"])
+    assert index.left_out["b.html"].endswith("which is unsure: save it as UTF-8")
 
 
 def test_documents_that_are_left_out_are_named_with_the_reason(folder: Path) -> None:

@@ -213,6 +213,7 @@ ENVIRONMENT = {"TOKEN": "t0ken", "INPUT_SHOP_KEY": "k3y"}
     [
         (RUN | {"env": {"T": "${env:TOKEN}", "N": 8080, "gone": None}}, RUN | {"env": {"T": "t0ken", "N": "8080"}}),
         (RUN | {"args": ["${TOKEN}", "${GONE:-d}", "${VAR:+x}"]}, RUN | {"args": ["t0ken", "d", "${VAR:+x}"]}),
+        (RUN | {"args": ["${env:GONE:-d}", "${env:TOKEN:-d}"]}, RUN | {"args": ["d", "t0ken"]}),
         (RUN | {"environment": {"A": "b"}}, RUN | {"env": {"A": "b"}}),
         (RUN | {"env": {"K": "${input:shop-key}"}}, RUN | {"env": {"K": "k3y"}}),
         (RUN | {"cwd": "${workspaceFolder}${/}${workspaceFolderBasename}"}, RUN | {"cwd": "FOLDER/NAME"}),
@@ -260,6 +261,7 @@ def test_keys_of_other_clients_have_their_meaning(
     [
         (RUN | {"env": {"T": "${env:GONE}"}}, "the server 's' needs the environment variable GONE"),
         (RUN | {"args": ["${input:api key}"]}, r"has \$\{input:api key\} \(Key of the shop\), .* INPUT_API_KEY$"),
+        (RUN | {"args": ["${GONE:-a ${TOKEN} b}"]}, r"has \$\{GONE:-a \$\{TOKEN\} b\}, whose default has a variable"),
         (RUN | {"args": ["${command:pick}"]}, r"has \$\{command:pick\}, which only an editor knows"),
         (RUN | {"args": ["${config:x.y}"]}, r"has \$\{config:x.y\}"),
         (RUN | {"envFile": "gone.env"}, "has 'envFile', and there is no file .*gone.env"),
@@ -286,6 +288,12 @@ def test_keys_without_a_meaning_here_are_refused_by_name(tmp_path: Path, entry: 
     (tmp_path / "s.json").write_text(json.dumps({"mcp": {"servers": {"s": entry}}, "inputs": inputs}))
     with pytest.raises(ConfigurationError, match=message):
         read_servers(tmp_path / "s.json", ENVIRONMENT)
+
+
+def test_two_servers_of_one_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "s.json").write_text('{"mcpServers": {"shop": {"command": "x"}, "shop": {"command": "y"}}}')
+    with pytest.raises(ConfigurationError, match=r"s\.json: 'shop' occurs twice in one object"):
+        read_servers(tmp_path / "s.json")
 
 
 def test_variables_of_an_mcp_file_are_read_in_linear_time(tmp_path: Path) -> None:
@@ -327,7 +335,7 @@ import sys
 from lookahead_agent.agents.tool_sources import load_tools
 from lookahead_agent.errors import MissingExtraError
 
-packages = {"Stemmer": "docs:.", "bm25s": "docs:.", "charset_normalizer": "docs:.", "webencodings": "http:a.org"}
+packages = {"Stemmer": "docs:.", "bm25s": "docs:.", "chardet": "docs:.", "webencodings": "http:a.org"}
 for package, source in packages.items():
     sys.modules[package] = None
     try:

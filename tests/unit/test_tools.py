@@ -278,6 +278,11 @@ def test_files_keep_their_line_ends(tmp_path: Path) -> None:
     path.write_bytes(b"a\r\nb\r\n")
     assert write.invoke({"name": "f.txt", "text": "a\nc\n"}) == "wrote 6 bytes to f.txt"
     assert path.read_bytes() == b"a\r\nc\r\n", "a model writes line feeds only"
+    path.write_bytes(b"a\rb\rc\r")  # as on old Macs
+    assert read_text(tmp_path, "f.txt", 2, 1) == "b\r(1 more lines)"
+    assert "has 3 lines: there is none from first_line=4 on" in read.invoke({"name": "f.txt", "first_line": 4})
+    assert write.invoke({"name": "f.txt", "text": "a\nd"}) == "wrote 3 bytes to f.txt"
+    assert path.read_bytes() == b"a\rd"
 
 
 @pytest.mark.parametrize(
@@ -441,6 +446,21 @@ def test_unusable_responses_raise(response: httpx.Response, message: str) -> Non
             "<datalist><option>5</datalist><p style='position:absolute;left:-9999px'>6<p style='opacity:0'>7"
             "<p class=a>x",
             "x",
+        ),
+        (
+            "<style>@import 'a'; .a .b, .a > i:first-child {display:none} .u{ color:red; .v{display:none} }"
+            ".s{visibility:hidden} .s .t{visibility:visible} #n{display:none!important} .a .b::before{display:block}"
+            "@media screen{ [lang=xx] ~ em{display:none</style><div class=a><i>1</i><p class=b>2</p></div><div class=u>"
+            "<b class=v>3</b></div><p class=s>4</p><p class=s><b class=t>Tea</b></p><p id=n style=display:block>5</p>"
+            "<p lang=xx></p><em>6</em>",
+            "**Tea**",
+        ),
+        (
+            "<style>.a .b{display:none} div.a p.b{display:block} @media print{p{display:none}} html{visibility:hidden}"
+            "@supports (x:y){.a .b{display:none!important}} @media (min-width:9px){.c{display:block}} p.c{display:none}"
+            ".a .d{display:none}</style><style media=print>.b{display:none}</style><!-- <style>p{display:none}</style>"
+            "--><div class=a><p class=b>1</p><p class=d style=display:block>2</p></div><p class=b>3</p>",
+            "1\n\n2\n\n3",
         ),
     ],
 )
