@@ -133,13 +133,12 @@ def _compare(replies: Sequence[ServerReply], first: str, other: str) -> ServerCo
     pairs.sort(key=lambda both: (both[0].sample, both[0].conversation, both[0].turn))
     differences = {}
     for name, (figure, _) in _FIGURES.items():
-        known = [
-            (reply.conversation, mine_value, value)
-            for reply, mine_reply in pairs
-            if (value := figure(reply)) is not None and (mine_value := figure(mine_reply)) is not None
-        ]
+        known = [both for both in pairs if figure(both[0]) is not None and figure(both[1]) is not None]
         if known:
-            columns = [_by_conversation((both[0], both[at]) for both in known) for at in (1, 2)]
+            columns = [
+                _by_conversation((reply.conversation, figure(reply) or 0.0) for reply in side)
+                for side in ([mine for _, mine in known], [reply for reply, _ in known])
+            ]
             differences[name] = estimate(mean_difference, *columns)
     return ServerComparison(
         other,

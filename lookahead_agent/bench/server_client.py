@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
-
 from lookahead_agent.errors import ConfigurationError, EngineError, extra_imports
 from lookahead_agent.system.jsonl import Row
 
@@ -50,7 +48,7 @@ def parse_addresses(texts: Sequence[str]) -> list[ServerAddress]:
 class ServerClient:
     """A client of a server; `check` finds its model."""
 
-    def __init__(self, address: ServerAddress, client: httpx.AsyncClient | None = None) -> None:
+    def __init__(self, address: ServerAddress, client: Any = None) -> None:  # openai's versions differ in its type
         self.address = address
         self.model = address.model or ""
         # Without a variable of its own, the server gets no key: those of other services are not for it.

@@ -180,10 +180,16 @@ def run(
     if against or prefix is not None:
         if not (against and with_parity):
             raise typer.BadParameter("servers are compared by --parity --against NAME=URL", param_hint="--against")
-        unused = {"config": config, "modes": modes, "variants": variants, "policies": policies, "depths": depths}
+        unused: dict[str, object] = {
+            "config": config,
+            "modes": modes,
+            "variants": variants,
+            "policies": policies,
+            "depths": depths,
+        }
         unused |= {"task": shared.task, "tools": shared.tools, "token-speculation": token_speculation}
         unused |= {"precision": precision}
-        models = {"model": shared.model, "draft": shared.draft, "engine-arg": engine_arg}
+        models: dict[str, object] = {"model": shared.model, "draft": shared.draft, "engine-arg": engine_arg}
         if given := [f"--{name}" for name, value in (unused | models if len(against) > 1 else unused).items() if value]:
             raise typer.BadParameter(f"these servers have no use for {', '.join(given)}", param_hint="--against")
         compared = compare_servers(
