@@ -10,9 +10,10 @@ root=$PWD
 rm -rf dist build/fresh
 "$python" -m build --outdir dist . > build.log 2>&1 || { cat build.log; exit 1; }
 rm -f build.log
-"$python" -m venv build/fresh
+"$python" -m venv --without-pip build/fresh
 fresh=$root/build/fresh/bin
-"$fresh/python" -m pip --disable-pip-version-check --quiet --quiet install dist/*.whl pytest
+# Compiling every module of the dependencies takes longer than installing them; Python compiles those that it imports.
+"$python" -m pip --python "$fresh/python" --disable-pip-version-check --quiet --quiet install --no-compile dist/*.whl pytest
 
 # Outside the checkout, so that Python imports nothing from it.
 away=$(mktemp -d)

@@ -16,4 +16,5 @@ debian() {
 command -v chromium google-chrome chrome > /dev/null || debian "trace pages" chromium Chromium
 command -v initdb > /dev/null || compgen -G "/usr/lib/postgresql/*/bin/initdb" > /dev/null \
     || debian checkpoints postgresql PostgreSQL
+PATH="$PATH:/usr/sbin" command -v nginx > /dev/null || debian "replicas behind a balancer" nginx nginx
 command -v bwrap > /dev/null || debian "the sandbox" bubblewrap Bubblewrap

@@ -16,8 +16,8 @@ from lookahead_agent.bench.problems import OWN
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.engines.vllm_config import runs_on_cpu
 from lookahead_agent.errors import ConfigurationError, validation_message
-from lookahead_agent.hardware.choice import Precision
 from lookahead_agent.models.catalogue import DEFAULT_SET
+from lookahead_agent.modes.table import Precision
 from lookahead_agent.policy import DEFAULT_DEPTH, as_policy
 
 ModeName = Literal[

@@ -17,8 +17,8 @@ from lookahead_agent.chat.messages import THINKING_KEY
 from lookahead_agent.decoding import acceptance_rate
 from lookahead_agent.decoding.request import STEP_EVENT
 from lookahead_agent.errors import ConfigurationError, validation_message
-from lookahead_agent.hardware.inventory import gpus, output_of, processor, version_of
 from lookahead_agent.policy import node_path
+from lookahead_agent.system.inventory import gpus, output_of, processor, version_of
 from lookahead_agent.system.jsonl import Row
 from lookahead_agent.system.machine import available_cores
 from lookahead_agent.trace.recorder import RunRecorder, messages_of

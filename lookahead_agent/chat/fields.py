@@ -8,19 +8,18 @@ from urllib.parse import urlsplit
 from langchain_core.utils.utils import secret_from_env
 from pydantic import AfterValidator, BaseModel, Field, SecretStr
 
-from lookahead_agent.engines.affinity import AFFINITY_HEADERS
+from lookahead_agent.engines.affinity import AFFINITY_HEADERS, FIXED_HEADERS
 from lookahead_agent.engines.servers import RemoteModel, check_key
 from lookahead_agent.engines.vllm_config import check_token_speculation, speculates_by_draft_model
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.hardware.choice import Precision
 from lookahead_agent.hardware.gpus import fill_parallel_size
 from lookahead_agent.models.catalogue import DEFAULT_SET, ModelSet
 from lookahead_agent.models.resolve import choose_models, has_draft
+from lookahead_agent.modes.table import Precision
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.engine_selection import RuntimeSpec
 from lookahead_agent.runtime.runtime import Runtime
 
-_FIXED_HEADERS = ("accept-encoding", "authorization", "connection", "content-length", "content-type", "cookie", "host")
 _SECRET = re.compile(r"(?:token|key|secret|password)\Z")  # ends the names of engine arguments that are secrets
 
 
@@ -52,7 +51,7 @@ def _header_value(key_field: str, key: SecretStr | None) -> str | None:
 
 
 def _header_name(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name) or name.lower() in _FIXED_HEADERS:
+    if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name) or name.lower() in FIXED_HEADERS:
         raise ConfigurationError(
             f"affinity_headers has {name[:80]!r}: give names of HTTP headers, such as 'X-Session-ID'"
         )
@@ -98,7 +97,8 @@ class EngineFields(BaseModel):
     """Seconds in which the target's engine in this process gives no token to any call, after which it has failed; each
     token of a prompt adds a tenth of a second. None: never. For a target behind a server, it applies only if set."""
     max_retries: int = Field(2, ge=0)
-    """Retries of a server request that fails before the server answers."""
+    """Failures of a server request in a row, without a new token between them, after which it is sent again. A reply
+    that has tokens waits for a server that is away, as long as `timeout`. 0: no request is sent again."""
 
     affinity_headers: tuple[str, ...] = AFFINITY_HEADERS
     """Headers of server requests with a key that is the same for all requests of a reply, a thread and a conversation,

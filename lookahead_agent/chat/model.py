@@ -289,7 +289,11 @@ class ChatLookahead(CallDefaults, BindingModel):
         await (await self._choose_backend()).warm(request)
 
     def explain(self) -> str:
-        """Explain how the running engines were selected, and whether policies with a risk have a certificate."""
+        """Explain how the running engines were selected, and whether policies with a risk have a certificate.
+
+        After an empty line, a table lists the measured replies: milliseconds per token by engines, node, load and mode,
+        the pace that the library assumed relative to that of `sd`, and the mode that each node uses.
+        """
         backend = background.run(self._choose_backend())
         return backend.explain(self._all_policies()) if isinstance(backend, LocalBackend) else backend.status.reason
 
@@ -347,9 +351,11 @@ class ChatLookahead(CallDefaults, BindingModel):
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         # LangChain caches a model's serialized form, and copies with other fields inherit it.
         self.__dict__.pop("_serialized", None)
-        # LangChain's cache must not mix the replies of different policies.
-        policy = self._choose_policy(_options(stop, kwargs), None)[0]
-        return super()._get_llm_string(stop, **kwargs) + f"---{policy!r}"
+        # LangChain's cache must not mix the replies of nodes with different policies or budgets.
+        options = _options(stop, kwargs)
+        policy, node = self._choose_policy(options, None)
+        thinking_tokens = self._choose_thinking_tokens(options, node)
+        return super()._get_llm_string(stop, **kwargs) + f"---{policy!r}---{thinking_tokens}"
 
     def _tokenizer(self) -> Tokenizer:
         return self._backend.tokenizer()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables.config import ensure_config
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from lookahead_agent.certificates.drift_monitor import AUDIT_RATE
 from lookahead_agent.chat.fields import EngineFields
@@ -19,7 +19,14 @@ from lookahead_agent.engines.chat_template import continues
 from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.errors import ConfigurationError, PolicyError, check_encodable
 from lookahead_agent.generation.backend import GenerateRequest
-from lookahead_agent.generation.call_options import NO_LIMIT, CallOptions, SamplingArguments, Thinking
+from lookahead_agent.generation.call_options import (
+    NO_LIMIT,
+    CallOptions,
+    SamplingArguments,
+    Thinking,
+    ThinkingTokens,
+    check_budget,
+)
 from lookahead_agent.models.catalogue import GREEDY
 from lookahead_agent.policy import PolicyLike, VerifierPolicy, as_policy, node_path
 
@@ -38,6 +45,9 @@ class CallDefaults(SamplingArguments, EngineFields):
     thinking: Thinking = None
     """Whether the model thinks before its answer, if its chat template reads `enable_thinking`; None: the template
     decides."""
+    thinking_tokens: ThinkingTokens | dict[str, ThinkingTokens] | None = None
+    """Most tokens of the thinking: the decoder then writes the model's closing tag, and the answer follows. 0: no
+    thinking. A dictionary gives budgets by LangGraph node, with keys as in `policies`. None: no budget."""
     policy: str | VerifierPolicy = "balanced"
     """Policy of calls for which nothing else sets one."""
     policies: dict[str, str | VerifierPolicy] = Field(default_factory=dict)
@@ -50,6 +60,13 @@ class CallDefaults(SamplingArguments, EngineFields):
     audit_rate: float = Field(AUDIT_RATE, ge=0, le=1)
     """Share of the steps accepted by a certificate (policies such as "risk=0.02") that the target judges again while
     idle. If it disputes more of them than in the calibration, the policy is tightened."""
+
+    @model_validator(mode="after")
+    def _check_budget(self) -> Self:
+        # Where the model thinks, some nodes may have a budget of 0.
+        budget = self.thinking_tokens
+        check_budget(self.thinking, max(budget.values(), default=None) if isinstance(budget, dict) else budget)
+        return self
 
     def request(
         self,
@@ -100,6 +117,8 @@ class CallDefaults(SamplingArguments, EngineFields):
             parallel_tool_calls=options.parallel_tool_calls,
             form=options.form,
             template_arguments={**self._thinking_argument(options.thinking), **options.template_arguments},
+            # Text and token ids have no tags that the library knows.
+            thinking_tokens=self._choose_thinking_tokens(options, node) if messages is not None else None,
             action_markers=options.action_markers,
             tool_parser=self.tool_parser,
             target_timeout=self.timeout,
@@ -114,6 +133,13 @@ class CallDefaults(SamplingArguments, EngineFields):
         """Return the variable of the chat template that switches thinking: the call's, else the model's."""
         chosen = self.thinking if thinking is None else thinking
         return {} if chosen is None else {"enable_thinking": chosen}
+
+    def _choose_thinking_tokens(self, options: CallOptions, node: str) -> int | None:
+        """Return the budget of the thinking: the call's, else the model's for this node."""
+        if options.thinking_tokens is not None or not isinstance(self.thinking_tokens, dict):
+            return self.thinking_tokens if options.thinking_tokens is None else options.thinking_tokens
+        key = matching_key(list(self.thinking_tokens), node)
+        return self.thinking_tokens[key] if key is not None else None
 
     def _sampling(self, options: CallOptions) -> Sampling:
         """Merge the sampling arguments: the call's, else the model's fields, else the recommendation of its makers."""
@@ -165,7 +191,7 @@ class CallDefaults(SamplingArguments, EngineFields):
         return [as_policy(policy).with_depth(self.depth) for policy in (self.policy, *self.policies.values())]
 
     def check_policies(self, graph: CompiledStateGraph[Any, Any, Any, Any], *, calls: Collection[str] = ()) -> None:
-        """Check that every key of `policies` matches a node of a compiled graph or of its subgraphs.
+        """Check that every key of `policies` and `thinking_tokens` matches a node of a compiled graph or its subgraphs.
 
         Args:
             graph: The compiled graph.
@@ -178,9 +204,11 @@ class CallDefaults(SamplingArguments, EngineFields):
         graphs = [("", graph.nodes), *((f"{path.replace('|', ':')}:", inner.nodes) for path, inner in subgraphs)]
         named = {f"{path}{name}" for path, names in graphs for name in names if not name.startswith("__")}
         nodes = sorted({*named, *calls})
-        for key in self.policies:
-            if all(matching_key([key], node) is None for node in nodes):
-                raise PolicyError(f"policies[{key!r}] matches no node of this graph, which has {', '.join(nodes)}")
+        budgets = self.thinking_tokens if isinstance(self.thinking_tokens, dict) else {}
+        for field, keys in (("policies", self.policies), ("thinking_tokens", budgets)):
+            for key in keys:
+                if all(matching_key([key], node) is None for node in nodes):
+                    raise PolicyError(f"{field}[{key!r}] matches no node of this graph, which has {', '.join(nodes)}")
 
 
 def _thread(run_manager: RunManager | None) -> str | None:

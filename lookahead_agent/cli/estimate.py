@@ -25,7 +25,7 @@ from lookahead_agent.cost_model.synthetic import (
 from lookahead_agent.cost_model.synthetic_bench import SyntheticBench
 from lookahead_agent.engines.vllm_config import runs_on_cpu
 from lookahead_agent.errors import EngineError
-from lookahead_agent.hardware.choice import Kernel
+from lookahead_agent.modes.table import Kernel
 
 _UNFINISHED = 75  # Exit status after the time limit: EX_TEMPFAIL, run it again
 _DUMMY_WEIGHTS = "Make weights up from the models' configurations."

@@ -14,8 +14,8 @@ import typer
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli.app import CHAT_CLASS
 from lookahead_agent.cli.terminal import Terminal
-from lookahead_agent.hardware.choice import Precision
 from lookahead_agent.models.catalogue import DEFAULT_SET
+from lookahead_agent.modes.table import Precision
 from lookahead_agent.policy import VerifierPolicy, as_policy
 
 Model = Annotated[str, typer.Option("--model", help="Target model: a catalogue name, a folder or a Hub id.")]

@@ -61,6 +61,8 @@ def serve(
     max_body: Annotated[int | None, typer.Option(min=1, help=_BODY)] = None,
     concurrent: Annotated[int, typer.Option(min=1, help="Replies that are written at once.")] = 32,
     queue: Annotated[int, typer.Option(min=0, help="Replies that may wait; beyond, 429.")] = 64,
+    stored_responses: Annotated[int, typer.Option(min=0, help="Responses that are kept for later requests.")] = 1000,
+    stored_bytes: Annotated[int, typer.Option(min=0, help="Most bytes of the kept responses.")] = 64 << 20,
     allowed_host: Annotated[list[str] | None, typer.Option(metavar="NAME", help=_HOSTS)] = None,
     cors_origin: Annotated[list[str] | None, typer.Option(metavar="ORIGIN", help=_ORIGIN)] = None,
     key_file: Annotated[Path | None, typer.Option(help=_KEY_FILE)] = None,
@@ -70,7 +72,7 @@ def serve(
     max_connections: Annotated[int, typer.Option(min=1, help="Most connections at once.")] = 512,
     grace: Annotated[int, typer.Option(min=0, help="Seconds that running replies have to end at shutdown.")] = 60,
 ) -> None:
-    """Serve the model like OpenAI's API: /v1/chat/completions, /v1/models, /health, /metrics.
+    """Serve the model like OpenAI's API: /v1/chat/completions, /v1/responses, /v1/models, /health, /metrics.
 
     If the environment variable LOOKAHEAD_SERVER_KEY is set, clients must send its value as the API key.
     """
@@ -94,6 +96,8 @@ def serve(
         max_tokens=max_tokens,
         concurrent=concurrent,
         queue=queue,
+        stored_responses=stored_responses,
+        stored_bytes=stored_bytes,
         allowed_hosts=("localhost", host, *(allowed_host or ())),
         start_models=start_models,
         cors_origins=tuple(cors_origin or ()),
@@ -220,7 +224,7 @@ def status(as_json: options.AsJson = False) -> None:
         ["models", running.models],
         ["process", f"{running.pid}, for {uptime}"],
         ["replies", f"{running.replies} written, {running.running} running"],
-        ["engines", running.reason],
+        ["engines", running.reason.partition("\n\n")[0]],  # without the table of measured replies
         ["log", str(log_path())],
     ]
     Terminal().print(as_rich((["", ""], rows), words=[""]))

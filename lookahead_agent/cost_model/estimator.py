@@ -1,6 +1,6 @@
 """Predicts the fastest mode, depth, width and token speculation from costs and acceptance rates."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -40,7 +40,9 @@ class Setting:
     token_depth: int = 1  # γ₂: tokens of a step in a forward pass; 1 without token speculation
 
 
-def best_settings(costs: MachineCosts, acceptance: Acceptance) -> list[Setting]:
+def best_settings(
+    costs: MachineCosts, acceptance: Acceptance, modes: Sequence[EstimatedMode] = get_args(EstimatedMode)
+) -> list[Setting]:
     """The best setting of each mode, the fastest mode first.
 
     The simulation runs the decoder's own scheduler; target steps cost as measured for the number that run at a time.
@@ -51,7 +53,7 @@ def best_settings(costs: MachineCosts, acceptance: Acceptance) -> list[Setting]:
     def order(setting: Setting) -> tuple[float, int]:
         return round(setting.speedup, 3), -setting.depth * setting.width
 
-    best = [max(_settings(costs, acceptance, mode), key=order) for mode in get_args(EstimatedMode)]
+    best = [max(_settings(costs, acceptance, mode), key=order) for mode in modes]
     return sorted(best, key=lambda setting: -setting.speedup)
 
 

@@ -24,10 +24,10 @@ from lookahead_agent.engines.protocol import Engine, sequence_logprobs
 from lookahead_agent.engines.vllm_config import VLLMConfig, as_arguments, require_vllm, runs_on_cpu
 from lookahead_agent.engines.vllm_engine import VLLMEngine
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.hardware.choice import Kernel, Precision
 from lookahead_agent.hardware.gpus import kv_cache_bytes_per_token, memory_shares
 from lookahead_agent.models.catalogue import ModelFacts, ModelSet
 from lookahead_agent.models.resolve import choose_models, fetch, fetch_tokenizer
+from lookahead_agent.modes.table import Kernel, Precision
 from lookahead_agent.policy import as_policy
 from lookahead_agent.runtime.engine_selection import EngineSetup, RuntimeSpec, select_engines
 from lookahead_agent.runtime.weights import Platform, weights_in

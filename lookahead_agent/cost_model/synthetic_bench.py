@@ -51,18 +51,25 @@ def synthetic_acceptance(token_alpha: float, draft_tokens: int) -> dict[str, Any
     return {"num_speculative_tokens": draft_tokens, **drawn}
 
 
-class _Engines:
-    """The engines that some modes need, started concurrently."""
+class ModeEngines:
+    """The engines that some modes need, started concurrently; `method` gives the settings of token speculation."""
 
     def __init__(
-        self, pair: Pair, modes: set[EstimatedMode], settings: synthetic.SyntheticSettings, stack: ExitStack
+        self,
+        pair: Pair,
+        modes: set[EstimatedMode],
+        method: Callable[[synthetic.Speculation], dict[str, Any]],
+        stack: ExitStack,
     ) -> None:
         self.failures: dict[str, EngineError] = {}
         contexts: dict[str, AbstractContextManager[Engine]] = {}
-        for kind in sorted({synthetic.SPECULATION[mode] for mode in modes - {"off"}}):
-            contexts[kind] = pair.engine("target", pair.shares["target"], **_token_level(kind, pair, settings))
+        alone: set[EstimatedMode] = {"off", "sd"} if pair.divided else {"off"}  # modes with every core of a CPU
+        for kind in sorted({synthetic.SPECULATION[mode] for mode in modes - alone}):
+            contexts[kind] = pair.engine("target", pair.shares["target"], **_token_level(kind, pair, method))
         if "off" in modes and (pair.divided or "none" not in contexts):
             contexts["alone"] = pair.engine("target", pair.every_core)
+        if "sd" in modes & alone:
+            contexts["sd"] = pair.engine("target", pair.every_core, **_token_level("draft_model", pair, method))
         if modes - {"off", "sd"}:
             contexts["draft"] = pair.engine("draft", pair.shares["draft"])
         with ThreadPoolExecutor(len(contexts)) as executor:
@@ -77,6 +84,7 @@ class _Engines:
         self.measures_costs = self.draft is not None and "none" in running  # whether they can measure the pair's costs
         targets = {mode: running.get(synthetic.SPECULATION[mode]) for mode in modes}
         targets |= {"off": running.get("alone", running.get("none"))} if "off" in modes else {}
+        targets |= {"sd": running.get("sd")} if "sd" in modes & alone else {}
         # The target engine of each mode whose engines have all started.
         self.targets = {
             mode: target
@@ -85,12 +93,14 @@ class _Engines:
         }
 
 
-def _token_level(kind: synthetic.Speculation, pair: Pair, settings: synthetic.SyntheticSettings) -> dict[str, Any]:
+def _token_level(
+    kind: synthetic.Speculation, pair: Pair, method: Callable[[synthetic.Speculation], dict[str, Any]]
+) -> dict[str, Any]:
     if kind == "none":
         return {}
-    method = {"method": kind} | synthetic_acceptance(settings.token_alpha, settings.draft_tokens)
+    settings = {"method": kind} | method(kind)
     config = speculative_config(
-        method, pair.draft_folder, on_cpu=pair.divided, draft_quantization=pair.draft_quantization
+        settings, pair.draft_folder, on_cpu=pair.divided, draft_quantization=pair.draft_quantization
     )
     return {"speculative_config": config}
 
@@ -147,7 +157,8 @@ class SyntheticBench:
             if missing and time.monotonic() >= end:
                 return False
             if missing:
-                engines = _Engines(self.pair, {config.mode for config, _ in missing}, self.settings, stack)
+                drawn = synthetic_acceptance(self.settings.token_alpha, self.settings.draft_tokens)
+                engines = ModeEngines(self.pair, {config.mode for config, _ in missing}, lambda _: drawn, stack)
                 failures |= engines.failures
                 if measure_costs is not None and engines.measures_costs:
                     measure_costs()
@@ -170,7 +181,7 @@ class SyntheticBench:
         return True
 
     async def _measure(
-        self, engines: _Engines, config: synthetic.SyntheticConfiguration, repeat: int
+        self, engines: ModeEngines, config: synthetic.SyntheticConfiguration, repeat: int
     ) -> synthetic.SyntheticRow:
         target = engines.targets[config.mode]
         draft = engines.draft if config.mode not in ("off", "sd") else None

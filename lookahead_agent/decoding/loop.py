@@ -205,6 +205,7 @@ class _Loop:
         drafted = node.source is Source.DRAFT
         self._report.steps += 1
         self._report.accepted += drafted
+        self._report.closing_tokens += node.step.closing_tokens if node.step is not None else 0
         writer.stream.counts.committed += writer.generated
         self._emit_step("accepted" if drafted else "committed", writer)
         self._prefixes.commit(node, writer.live)
@@ -256,6 +257,8 @@ class _Loop:
                 if writer.live:
                     self._prefixes.committed.commit((token,))
                 if step is not None:
+                    if writer.live:
+                        self._prefixes.committed.commit(step.token_ids[writer.generated :])
                     return self._finish_step(writer, step)
                 self._refute(writer)
             if await self._streams.read(stream, idle_timeout):

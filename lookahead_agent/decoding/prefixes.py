@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from lookahead_agent.decoding.request import PROMPT_TAIL, ReplyRequest
-from lookahead_agent.decoding.segmenter import PrefixContext, ThinkingState
+from lookahead_agent.decoding.segmenter import PrefixContext, Segmentation, Segmenter
 from lookahead_agent.decoding.step import Node, Source, Step, StepEnd
+from lookahead_agent.decoding.thinking import ThinkingBudget, ThinkingState
 from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.errors import EngineError
 
@@ -92,6 +93,8 @@ class Prefixes:
         """Whether the reply begins before its thinking, in text that only the target may write."""
         self.committed = ReplyText(target, request.prompt_ids, request.sampling.stop, on_text, thinking)
         self._max_tokens = request.sampling.max_tokens
+        limit = request.thinking_tokens if tags is not None else None
+        self._thinking = ThinkingBudget(limit, thinking) if limit is not None else None  # of an empty reply
         # Prompt and committed tokens in each model's vocabulary; with one vocabulary, the two share them.
         translated = request.prompt_ids if self.shared else request.draft_prompt_ids or request.prompt_ids
         self._prompts = {Source.TARGET: request.prompt_ids, Source.DRAFT: translated}
@@ -125,8 +128,14 @@ class Prefixes:
         if node.parent is None or node.step is None:
             return self._context
         if node.job not in self._contexts:
-            self._contexts[node.job] = self.context(node.parent).then(node.step.text)
+            self._contexts[node.job] = self.context(node.parent).after(node.step)
         return self._contexts[node.job]
+
+    def thinking(self, node: Node, source: Source = Source.TARGET) -> ThinkingBudget | None:
+        """The budget of the thinking after a node, for a model whose tokens it counts; None: no budget."""
+        if source is Source.DRAFT and not self.shared:
+            return None
+        return self._thinking if node.step is None else node.step.thinking
 
     def from_draft(self, job: int, node: Node, step: Step) -> Step:
         """Convert the step that a draft job wrote after a node to the target's tokens."""
@@ -138,17 +147,24 @@ class Prefixes:
             return step
         self._draft_ids[job] = step.token_ids  # the draft reads its own step as these tokens
         ids = self._target.encode(step.text)
+        budget, thinking = self._max_tokens - self.reply_length(node), self.thinking(node)
+        if thinking is not None:
+            stream = self._target.stream(self.ids(node, Source.TARGET))
+            counter = Segmenter(Segmentation(None, budget + 1), stream, self.context(node), budget + 1, thinking)
+            if any(map(counter.push, ids)):
+                step = replace(step, end=StepEnd.LIMIT)
+            thinking = counter.thinking
         if step.end is StepEnd.EOS:
             ids.append(min(self._target.eos_ids))
-        budget = self._max_tokens - self.reply_length(node)
-        return replace(step, token_ids=tuple(ids), end=StepEnd.BUDGET if len(ids) >= budget else step.end)
+        end = StepEnd.BUDGET if len(ids) >= budget else step.end
+        return replace(step, token_ids=tuple(ids), end=end, thinking=thinking)
 
     def commit(self, node: Node, live: bool) -> None:
         """Add the last step of a node to the reply; the tokens of a live step are committed already."""
         assert node.step is not None
         if not self.shared:
             self._replies[Source.DRAFT].extend(self._ids_of(node, Source.DRAFT))
-        self._context = self._contexts.get(node.job) or self._context.then(node.step.text)
+        self._context = self._contexts.get(node.job) or self._context.after(node.step)
         self.forget(node.job)
         if not live:
             self.committed.commit(node.step.token_ids)

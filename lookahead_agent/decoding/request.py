@@ -62,6 +62,9 @@ class ReplyRequest:
     question: str = ""  # the question of the prompt, for verifiers that use it
     regions: Regions = field(default_factory=Regions)
     draft_prompt_ids: tuple[int, ...] | None = None  # in the draft's vocabulary, if it differs from the target's
+    # Most tokens between the tags of `regions.thinking`, after which the decoder closes it; None: any number. It is at
+    # least 1 if the prompt opens the thinking.
+    thinking_tokens: int | None = None
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """Splits a stream of tokens into reasoning steps."""
 
 import re
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 
 from lookahead_agent.decoding.step import Step, StepEnd
-from lookahead_agent.engines.chat_template import ThinkingTags
+from lookahead_agent.decoding.thinking import ThinkingBudget, ThinkingState
 from lookahead_agent.engines.tokenizer import TextStream
 from lookahead_agent.system.delimiters import delimiter_finder, too_slow
 
@@ -47,59 +47,6 @@ def open_block(text: str, inside: str | None = None) -> str | None:
 
 
 @dataclass(frozen=True)
-class ThinkingState:
-    """Whether a position in a reply is inside its thinking, where stop strings do not count."""
-
-    tags: ThinkingTags | None = None  # None: the model marks no thinking
-    inside: bool = False
-    tail: str = ""  # the text before the position in which the next tag may begin
-
-    def then(self, text: str) -> "ThinkingState":
-        """The state after more text."""
-        return self._walk(text)[1] if self.tags is not None else self
-
-    def find(self, text: str, stop: str, at: int = 0, before: int = 0) -> int:
-        """The index of a stop string in the answer, from `at` on; -1: there is none.
-
-        This state holds after the first `before` characters of the text.
-        """
-        while (at := text.find(stop, at)) >= 0:
-            if self.is_answer(text[before:], max(0, at - before), at + len(stop) - before):
-                return at
-            at += 1
-        return -1
-
-    def is_answer(self, text: str, begin: int, end: int) -> bool:
-        """Whether a span of the text that follows lies in the answer; the tags count as answer."""
-        if self.tags is None:
-            return True
-        return any(start <= begin and end <= stop for start, stop in self._walk(text)[0])
-
-    def _walk(self, text: str) -> tuple[list[tuple[int, int]], "ThinkingState"]:
-        """The spans of the answer in the text that follows, and the state after it."""
-        assert self.tags is not None
-        whole, inside, at = self.tail + text, self.inside, 0
-        before = len(self.tail)
-        spans: list[tuple[int, int]] = []
-        begin = 0
-        while (place := whole.find(self._next_tag(inside), at)) >= 0:
-            at = place + len(self._next_tag(inside))
-            if inside:
-                begin = place
-            else:
-                spans.append((max(0, begin - before), at - before))
-            inside = not inside
-        if not inside:
-            spans.append((max(0, begin - before), len(text)))
-        kept = len(self._next_tag(inside)) - 1
-        return spans, ThinkingState(self.tags, inside, whole[max(at, len(whole) - kept) :] if kept else "")
-
-    def _next_tag(self, inside: bool) -> str:
-        assert self.tags is not None
-        return self.tags.close if inside else self.tags.open
-
-
-@dataclass(frozen=True)
 class PrefixContext:
     """The part of the reply before a step that decides where the step ends, however long the reply is."""
 
@@ -117,16 +64,36 @@ class PrefixContext:
         block = open_block(line[:begins], self.block)
         return PrefixContext(self.room, tail, line[begins:], block, self.thinking.then(text))
 
+    def after(self, step: Step) -> "PrefixContext":
+        """The context after a step; a block that was open where the thinking was closed ends there."""
+        context = self.then(step.text)
+        return replace(context, line="", block=None) if step.closing_tokens else context
+
 
 class Segmenter:
-    """Collects the tokens of one step until it ends; `text` decodes them, and the reply has `budget` tokens left."""
+    """Collects the tokens of one step until it ends; `text` decodes them, and the reply has `budget` tokens left.
 
-    def __init__(self, rules: Segmentation, text: TextStream, before: PrefixContext, budget: int) -> None:
+    Where the budget `thinking` is used up, the step ends with the tokens that `close` returns; without `close`, for a
+    draft's step, it is truncated there.
+    """
+
+    def __init__(
+        self,
+        rules: Segmentation,
+        text: TextStream,
+        before: PrefixContext,
+        budget: int,
+        thinking: ThinkingBudget | None = None,
+        close: Callable[[ThinkingState], Sequence[int]] | None = None,
+    ) -> None:
         self._rules = rules
         self._stream = text
         self._before = before.tail
         self._context = before
         self._budget = budget
+        self.thinking = thinking
+        self._close = close
+        self._closing: Sequence[int] = ()
         self.token_ids: list[int] = []
         self.text = ""
         self._delimited_from = 0  # index from which a delimiter may be found
@@ -138,6 +105,10 @@ class Segmenter:
         seen = len(self._before) + len(self.text)
         self.text += piece
         end = self._find_end(token_id, piece, seen)
+        if self.thinking is not None:
+            self.thinking = self._count(self.thinking, piece)
+            if self.thinking.is_used_up and (end is None or not end.ends_reply):
+                end = self._close_thinking(self.thinking)
         return self._step(end) if end is not None else None
 
     def close(self, reason: str | None) -> Step:
@@ -153,22 +124,56 @@ class Segmenter:
         if token_id in rules.eos_ids:
             return StepEnd.EOS
         if piece:
-            text, thinking = self._before + self.text, self._context.thinking
-            for stop in rules.stop:
-                if thinking.find(text, stop, max(0, seen - len(stop) + 1), len(self._before)) >= 0:
-                    return StepEnd.STOP
-            if len(self.token_ids) < self._budget:
-                if any(self._ends_now(marker, seen) for marker in rules.action_markers):
-                    return StepEnd.ACTION
-                if self._ends_now(rules.thinking_marker, seen):
-                    return StepEnd.THINKING
-                if self._ends_now(rules.boundary, seen) or self._is_delimited():
-                    return StepEnd.DELIMITER
+            if self._has_stop(seen):
+                return StepEnd.STOP
+            if len(self.token_ids) < self._budget and (end := self._find_boundary(seen)) is not None:
+                return end
         if len(self.token_ids) >= self._budget:
             return StepEnd.BUDGET
         if len(self.token_ids) >= rules.max_step_tokens:
             return StepEnd.LIMIT
         return None
+
+    def _has_stop(self, seen: int) -> bool:
+        """Whether the text after the first `seen` characters completes a stop string."""
+        text, thinking = self._before + self.text, self._context.thinking
+        return any(
+            thinking.find(text, stop, max(0, seen - len(stop) + 1), len(self._before)) >= 0 for stop in self._rules.stop
+        )
+
+    def _find_boundary(self, seen: int) -> StepEnd | None:
+        """The boundary between two steps that the text after the first `seen` characters completes, if any."""
+        if any(self._ends_now(marker, seen) for marker in self._rules.action_markers):
+            return StepEnd.ACTION
+        if self._ends_now(self._rules.thinking_marker, seen):
+            return StepEnd.THINKING
+        if self._ends_now(self._rules.boundary, seen) or self._is_delimited():
+            return StepEnd.DELIMITER
+        return None
+
+    def _count(self, before: ThinkingBudget, piece: str) -> ThinkingBudget:
+        """The budget of the thinking after the last token; an opening tag in code opens no thinking."""
+        after = before.then(piece)
+        if before.state.inside or not after.state.inside:
+            return after
+        assert after.state.tags is not None
+        text = self._context.line + self.text
+        ahead = text[: max(0, text.rfind(after.state.tags.open))]
+        is_code = ahead.rpartition("\n")[2].count("`") % 2 or open_block(ahead, self._context.block)
+        return after.outside() if is_code else after
+
+    def _close_thinking(self, thinking: ThinkingBudget) -> StepEnd:
+        """Add the tokens that close the thinking, as far as the reply has room, and return the end of the step."""
+        if self._close is None:
+            return StepEnd.LIMIT
+        room, seen = self._budget - len(self.token_ids), len(self._before) + len(self.text)
+        self._closing = self._close(thinking.state)[:room]
+        piece = "".join(map(self._stream.push, self._closing))
+        self.text += piece
+        self.thinking = replace(thinking, state=thinking.state.then(piece))
+        if self._has_stop(seen):
+            return StepEnd.STOP
+        return StepEnd.BUDGET if len(self._closing) == room else self._find_boundary(seen) or StepEnd.DELIMITER
 
     def _ends_now(self, marker: str | None, seen: int) -> bool:
         """Whether the last token completed a marker; the text had `seen` characters before it."""
@@ -189,4 +194,4 @@ class Segmenter:
         return False
 
     def _step(self, end: StepEnd) -> Step:
-        return Step(tuple(self.token_ids), self.text, end)
+        return Step((*self.token_ids, *self._closing), self.text, end, self.thinking, len(self._closing))

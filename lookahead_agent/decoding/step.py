@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from lookahead_agent.decoding.thinking import ThinkingBudget
+
 
 class StepEnd(Enum):
     """Why a step ended."""
@@ -12,7 +14,7 @@ class StepEnd(Enum):
     THINKING = "thinking"  # the tag that opens the thinking was written, outside the thinking
     EOS = "eos"  # the model ended the reply
     STOP = "stop"  # one of the request's stop strings was written
-    LIMIT = "limit"  # the step-length limit truncated the step; the model had not ended it
+    LIMIT = "limit"  # the limit of steps truncated it, or a draft's step used up the budget of the thinking
     BUDGET = "budget"  # the reply's token budget (or the model's context) ran out inside the step
 
     @property
@@ -28,6 +30,9 @@ class Step:
     token_ids: tuple[int, ...]  # in the vocabulary of the engine that wrote it
     text: str  # without end-of-sequence and other special tokens
     end: StepEnd
+    thinking: ThinkingBudget | None = None  # what is left of the thinking's budget after the step; None: no budget
+    # Tokens at the end that close the thinking where its budget is used up: no engine generated them.
+    closing_tokens: int = 0
 
 
 def usable(draft: Step) -> bool:

@@ -5,12 +5,14 @@ import hashlib
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from lookahead_agent.decoding.accounting import EngineProgress, PromptCounts, ReplyClock, ReplyReport, TokenCounts
 from lookahead_agent.decoding.prefixes import Prefixes
 from lookahead_agent.decoding.request import DecodingSettings, ReplyRequest
 from lookahead_agent.decoding.segmenter import Segmentation, Segmenter
 from lookahead_agent.decoding.step import Node, Source, Step
+from lookahead_agent.decoding.thinking import closing_tokens
 from lookahead_agent.engines.protocol import Delta, Engine, Sampling
 from lookahead_agent.engines.shared_draft import BufferLine, BufferLines
 from lookahead_agent.engines.tokenizer import TextStream, Tokenizer
@@ -31,6 +33,7 @@ class Stream:
     line: BufferLine | None = None
     prompt: PromptCounts | None = None
     prompt_length: int = 0
+    resumptions: int = 0  # how often its engine failed and went on, as far as the report does not count it
     unread: deque[int] = field(default_factory=deque)
     finish_reason: str | None = None
 
@@ -42,6 +45,7 @@ class Stream:
                 self.line.extend(delta.token_ids)
             if self.prompt is not None and delta.cached_tokens is not None:
                 self.prompt.cached = delta.cached_tokens
+            self.resumptions += delta.resumptions
             self.finish_reason = delta.finish_reason or self.finish_reason
             return True
         return False
@@ -83,6 +87,7 @@ class Streams:
 
     def __post_init__(self) -> None:
         engines = self.engines.items()
+        self._close = partial(closing_tokens, self.engines[Source.TARGET].tokenizer)
         self._rules = {source: step_rules(self.request, self.settings, engine.tokenizer) for source, engine in engines}
         # By job that has just completed its step: the stream, in which the next step may continue.
         self._continuable: dict[int, Stream] = {}
@@ -96,25 +101,31 @@ class Streams:
         self, job: int, node: Node, source: Source, rank: int, *, live: bool, awaits_thinking: bool
     ) -> StepWriter:
         """Start the step after a node, in the previous step's stream if that can continue."""
-        budget = self.request.sampling.max_tokens - self.prefixes.reply_length(node, source)
+        length = self.prefixes.reply_length(node, source)
+        budget = self.request.sampling.max_tokens - length
         sampling = self._sampling(node, source, rank)
         stream = self._continuable.get(node.job)
-        if stream is not None and stream.source is source and stream.sampling == sampling:
+        # After tokens that no engine generated, the next step takes a request of its own.
+        diverged = node.step is not None and node.step.closing_tokens > 0
+        if stream is not None and stream.source is source and stream.sampling == sampling and not diverged:
             del self._continuable[node.job]
         else:
-            stream = self._open(self.prefixes.ids(node, source), source, sampling, max(1, budget))
+            stream = self._open(self.prefixes.ids(node, source), source, sampling, max(1, budget), length > 0)
         if source is Source.DRAFT:
             self.draft_silent_since = asyncio.get_running_loop().time() - self.draft_waited
         rules = self._rules[source]
         if awaits_thinking and self.request.regions.thinking is not None:
             rules = replace(rules, thinking_marker=self.request.regions.thinking.open)
-        segmenter = Segmenter(rules, stream.text, self.prefixes.context(node), budget)
+        close = self._close if source is Source.TARGET else None
+        thinking = self.prefixes.thinking(node, source)
+        segmenter = Segmenter(rules, stream.text, self.prefixes.context(node), budget, thinking, close)
         self.writers[job] = StepWriter(job, node, stream, segmenter, live, self.clock.now())
         return self.writers[job]
 
-    def _open(self, prompt: list[int], source: Source, sampling: Sampling, max_tokens: int) -> Stream:
+    def _open(self, prompt: list[int], source: Source, sampling: Sampling, max_tokens: int, in_reply: bool) -> Stream:
         engine, drafts = self.engines[source], source is Source.DRAFT
-        deltas = engine.generate(prompt, replace(sampling, max_tokens=max_tokens))
+        sent = replace(sampling, max_tokens=max_tokens, in_reply=sampling.in_reply or in_reply)
+        deltas = engine.generate(prompt, sent)
         line = self.buffer.begin(prompt) if self.buffer is not None and drafts else None
         counts = self.report.draft_tokens if drafts else self.report.target_tokens
         first = self.report.first_prompt(source is Source.DRAFT, len(prompt))
@@ -150,18 +161,24 @@ class Streams:
     async def read(self, stream: Stream, idle_timeout: asyncio.Timeout) -> bool:
         """Read a stream's next tokens and extend its timeout; False at the end of the stream."""
         more = await stream.read()
+        # A delta without tokens only shows that the engine works.
+        progresses = not more or bool(stream.unread) or stream.finish_reason is not None
         when, now = idle_timeout.when(), asyncio.get_running_loop().time()
         limit = self.limits[stream.source]
-        if when is not None and limit is not None and when < now + limit - _PRECISION:
+        if progresses and when is not None and limit is not None and when < now + limit - _PRECISION:
             idle_timeout.reschedule(now + limit)
         self.progress[stream.source].advance(now)
         if stream.source is Source.DRAFT:
             self.draft_silent_since = now
             self.clock.draft_writes()
             return more
+        if not progresses:
+            return more
         if self.clock.prompt is None:
             self.clock.prompt = self.clock.now()
         self.report.target_forward_passes += more
+        self.report.resumptions += stream.resumptions
+        stream.resumptions = 0
         return more
 
     def keep_open(self, job: int) -> None:

@@ -31,6 +31,7 @@ class ThinkingTags:
     # Whether the model thinks before each answer unless the prompt says otherwise: text before a closing tag without
     # an opening tag is then thinking.
     always: bool = True
+    separator: str = ""  # line breaks between the closing tag and the answer, as far as the chat template shows them
 
     def is_opened_by(self, prompt: str) -> bool:
         """Whether the prompt opens the thinking, so that the reply begins inside it."""

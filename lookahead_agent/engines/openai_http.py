@@ -11,8 +11,9 @@ from typing import Any
 import httpx
 
 from lookahead_agent.engines.affinity import RANK_HEADER
+from lookahead_agent.engines.continuation import Continuation, UnavailableError
 from lookahead_agent.engines.protocol import Delta, Sampling, room_for_reply
-from lookahead_agent.engines.servers import RemoteModel, Server
+from lookahead_agent.engines.servers import RemoteModel, Retries, Server
 from lookahead_agent.engines.tokenizer import HFTokenizer, Tokenizer
 from lookahead_agent.errors import ConfigurationError, EngineError, EngineStartError
 
@@ -57,6 +58,7 @@ class OpenAIEngine:
         self._accepts_unknown_options = True
         self._reports_cached_tokens = False
         self._connected = False
+        self._is_awaited = False  # whether replies wait for the server, which is told once
         self.in_flight = 0
 
     @property
@@ -172,33 +174,76 @@ class OpenAIEngine:
                     scores = await self._prompt_logprobs(prompt_ids, sampling)
                 yield scores
                 return
-            body = self._body(prompt_ids, sampling, min(sampling.max_tokens, room)) | {"stream": True}
-            # A server that tells no token ids is not vLLM's, and may share its cache between salts.
-            salted = sampling.cache_salt is None or self.tokenizer is self._local_tokenizer
-            if self._reports_cached_tokens and salted:
-                body["stream_options"] = {"include_usage": True}
-            last: Delta | None = None
+            limited = replace(sampling, max_tokens=min(sampling.max_tokens, room))
+            async with aclosing(self._generate_through_failures(prompt_ids, limited)) as deltas:
+                async for delta in deltas:
+                    yield delta
+        finally:
+            self.in_flight -= 1
+
+    async def _generate_through_failures(
+        self, prompt_ids: Sequence[int], sampling: Sampling
+    ) -> AsyncGenerator[Delta, None]:
+        """Generate, and go on from the tokens received so far where a server fails; see `RemoteModel.max_retries`."""
+        retries = Retries(self._remote)
+        continuation = Continuation(prompt_ids, sampling, self._local_tokenizer.eos_ids, seeds=True)
+        while True:
+            before = continuation.count
+            try:
+                async with aclosing(self._request(*continuation.request)) as deltas:
+                    async for delta in deltas:
+                        if (new := continuation.take(delta)) is not None:
+                            yield new
+                self._is_awaited = False
+                return
+            except UnavailableError as failure:
+                self.server.note_failure(failure)
+                if (end := continuation.end) is not None:
+                    yield end
+                    return
+                if continuation.count > before:
+                    retries.reset()
+                if not continuation.can_resume:
+                    raise
+                # A reply does without its draft sooner than it would wait for it.
+                in_reply = self._role == "target" and (sampling.in_reply or continuation.count > 0)
+                if in_reply and failure.is_away and not self._is_awaited:
+                    self._is_awaited = True
+                    logger.warning("%s. Its replies wait for it, as long as the timeout", failure)
+                await retries.wait(failure, in_reply=in_reply)
+                continuation.resume()
+
+    async def _request(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
+        """The deltas of one request, of which the last has the finish reason; raises UnavailableError without one."""
+        body = self._body(prompt_ids, sampling) | {"stream": True}
+        # A server that tells no token ids is not vLLM's, and may share its cache between salts.
+        salted = sampling.cache_salt is None or self.tokenizer is self._local_tokenizer
+        if self._reports_cached_tokens and salted:
+            body["stream_options"] = {"include_usage": True}
+        last: Delta | None = None
+        try:
             async with aclosing(self.server.stream("/completions", body)) as events:
                 async for event in events:
                     with self._answers():
                         delta = self._delta(event["choices"][0], sampling) if event.get("choices") else None
                         if delta is None and last is not None:
                             last = replace(last, cached_tokens=_count_cached_tokens(event))
-                    if delta is not None and delta.finish_reason is None:
+                    if delta is not None and last is None and delta.finish_reason is None:
                         yield delta
-                    elif delta is not None:
+                    elif delta is not None and last is None:
                         last = delta  # its reader may close the stream, and the usage event follows it
-            if last is not None:
-                yield last
-        finally:
-            self.in_flight -= 1
+        except UnavailableError:
+            if last is None:
+                raise
+        if last is not None:
+            yield last
 
-    def _body(self, prompt_ids: Sequence[int], sampling: Sampling, max_tokens: int) -> dict[str, Any]:
+    def _body(self, prompt_ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
         prompt: Any = list(prompt_ids) if self._accepts_ids else self._local_tokenizer.decode_all(prompt_ids)
         body: dict[str, Any] = {
             "model": self._model,
             "prompt": prompt,
-            "max_tokens": max_tokens,
+            "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "return_token_ids": True if self.tokenizer is self._local_tokenizer else None,
@@ -224,7 +269,7 @@ class OpenAIEngine:
         if reason in ("error", "abort"):
             details = [choice[name] for name in ("error", "message", "stop_reason") if choice.get(name)]
             why = f": {self.server.without_key(str(details[0]))[:500]}" if details else ""
-            raise EngineError(f"{self.server.name} ended the reply with the finish_reason {reason!r}{why}")
+            raise UnavailableError(f"{self.server.name} ended the reply with the finish_reason {reason!r}{why}")
         if reason is not None and not isinstance(reason, str):
             raise TypeError
         reason = self.server.without_key(reason)[:_MAX_NAME] if reason else reason
@@ -240,7 +285,7 @@ class OpenAIEngine:
         return logprobs
 
     async def _prompt_logprobs(self, prompt_ids: Sequence[int], sampling: Sampling) -> Delta:
-        body = self._body(prompt_ids, sampling, 1) | {"prompt_logprobs": 0}
+        body = self._body(prompt_ids, sampling) | {"max_tokens": 1, "prompt_logprobs": 0}
         answer = await self.server.ask("/completions", body)
         choice = answer["choices"][0]
         positions = choice.get("prompt_logprobs")

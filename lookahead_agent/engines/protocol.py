@@ -33,6 +33,7 @@ class Sampling:
     # another one asked; None: requests without a salt share it
     cache_salt: str | None = None
     drafted: bool = True  # whether a pausable draft model inside the engine reads the prompt and proposes tokens
+    in_reply: bool = False  # whether the reply has tokens already, so that it waits for a server that is away
 
     @property
     def is_seeded(self) -> bool:
@@ -53,6 +54,7 @@ class Delta:
     # The number of prompt tokens from the engine's prefix cache, in one of the deltas; None in the others, and if a
     # server does not report it
     cached_tokens: int | None = None
+    resumptions: int = 0  # how often the engine failed and the generation went on, since the last delta
 
 
 class Engine(Protocol):

@@ -1,8 +1,8 @@
 """Requests to an OpenAI-compatible server: retries, timeouts, and errors in responses.
 
 `events` is not `httpx-sse` 0.4, which joins a line and an event of any length, and drops a last event without an empty
-line. Retries are not `httpx-retries` 0.6, a transport: it retries no stream that fails after its headers and before its
-first event. `stamina` 26 would do so, in as many lines as here, but any program can disable it for the whole process.
+line. Retries are not `httpx-retries` 0.6, a transport: it retries no stream that fails after its headers. `stamina` 26
+would do so, in as many lines as here, but any program can disable it for the whole process.
 """
 
 import asyncio
@@ -16,26 +16,26 @@ import random
 import re
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from itertools import count
 from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
 import httpx
 
-from lookahead_agent.engines.affinity import AFFINITY_HEADERS, RANK_HEADER, affinity_key
+from lookahead_agent.engines.affinity import AFFINITY_HEADERS, RANK_HEADER, SESSION_TOKEN, affinity_key
+from lookahead_agent.engines.continuation import UnavailableError
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError
 from lookahead_agent.system.background import describe
 
 _RETRYABLE_STATUSES = frozenset({408, 425, 429, 502, 503, 504})
+_AWAY_STATUSES = frozenset({500, 502, 503, 504})  # of a server whose engine has ended, or of a balancer without servers
 _FIRST_DELAY = 0.25
 _MAX_DELAY = 8.0
 _CONNECT_TIMEOUT = 5.0
 _MAX_BYTES = 64 << 20  # of a response that is not a stream
 _MAX_ERROR_BYTES = 64 << 10  # read of an error's response
-SESSION_TOKEN = "x-session-token"  # header with the name of a replica, in llm-d's responses
 _MAX_SESSION = 4096  # characters of the token and cookies that are kept for a reply
 _MAX_SESSIONS = 4096
 _MAX_EVENT = 16 << 20  # characters of an event in a stream
@@ -43,6 +43,7 @@ _CONTEXT = re.compile(
     r"context|too many (?:prompt |input )?tokens|(?:prompt|input) is too long|reduce the length|tokens.*must be <=",
     re.I,
 )
+_DEAD = re.compile(r"EngineCore|EngineDead|engine (?:is )?dead", re.I)  # in vLLM's errors whose engine has ended
 _FRAME = frozenset({"id", "object", "created", "model", "choices", "usage", "system_fingerprint"})
 
 
@@ -54,7 +55,10 @@ class RemoteModel:
     model: str | None = None  # name of the model on the server; None: its only model
     api_key: str | None = field(default=None, repr=False)  # sent as a bearer token; None: not sent
     timeout: float | None = 600.0  # seconds without data before a request fails; None: no limit
-    max_retries: int = 2  # retries of a request that failed before any response
+    # Failures in a row, without a new token between them, after which a request is sent again. 0: no request is sent
+    # again. Neither a response with `Retry-After` counts, nor, once a reply has tokens, a server that is away: the
+    # request waits for it as long as `timeout`.
+    max_retries: int = 2
     affinity_headers: tuple[str, ...] = AFFINITY_HEADERS  # headers with the key of a reply, for load balancers
 
 
@@ -62,11 +66,46 @@ class LineTooLongError(ValueError):
     """A stream has an event without an end."""
 
 
-class _UnavailableError(EngineError):
-    """A request failed and may be retried if no response has begun; `retry_after` is the requested delay in seconds."""
+class UnfinishedEvent(str):
+    """The data of a stream's last event, without the empty line that ends an event."""
 
-    retry_after: float | None = None
-    has_timed_out: bool = False  # a further attempt would hang as long
+
+class Retries:
+    """The failures of one request since its latest token, and the wait before its next attempt."""
+
+    def __init__(self, remote: RemoteModel) -> None:
+        self._remote = remote
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the failures: the request has a new token."""
+        self._failures = 0  # those that count
+        self._attempts = 0
+        self._since: float | None = None  # time of the first failure
+
+    async def wait(self, failure: UnavailableError, *, in_reply: bool = False) -> None:
+        """Wait before another attempt; raises the failure if there is none.
+
+        Args:
+            failure: Why the latest attempt failed.
+            in_reply: Whether the request belongs to a reply that has tokens, which waits for a server that is away.
+        """
+        now = asyncio.get_running_loop().time()
+        self._since = now if self._since is None else self._since
+        waits = failure.retry_after is not None or (in_reply and failure.is_away)
+        self._failures += not waits
+        is_last = self._remote.max_retries == 0 or self._failures > self._remote.max_retries
+        if is_last or failure.has_timed_out or (failure.needs_tokens and not in_reply):
+            raise failure
+        # With jitter, so that requests that failed together do not retry together.
+        delay = min(_MAX_DELAY, _FIRST_DELAY * 2 ** min(self._attempts, 16)) * random.uniform(0.75, 1.25)
+        if in_reply and not self._attempts:  # another replica may continue the reply at once
+            delay = 0.0
+        self._attempts += 1
+        delay = max(failure.retry_after or 0.0, delay)
+        if now + delay - self._since > (self._remote.timeout or math.inf):
+            raise failure
+        await asyncio.sleep(delay)
 
 
 class Server:
@@ -96,16 +135,15 @@ class Server:
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
         )
 
-    def _affinity(self) -> dict[str, str]:
-        """The headers that send a request to the replica of its reply."""
-        if not self._remote.affinity_headers or (key := affinity_key(self._key)) is None:
+    def _affinity(self, key: str | None) -> dict[str, str]:
+        """The headers that send a request to the replica of its reply, by the reply's key."""
+        if key is None:
             return {}
         ranks = {RANK_HEADER: str(int(key, 16) % self.ranks)} if self.ranks > 1 else {}
         return dict.fromkeys(self._remote.affinity_headers, key) | ranks | self._sessions.get(key, {})
 
-    def _remember_session(self, response: httpx.Response) -> None:
+    def _remember_session(self, key: str | None, response: httpx.Response) -> None:
         """Keep the name of the replica that a balancer gave to a reply, as a token (llm-d) or cookies."""
-        key = affinity_key(self._key) if self._remote.affinity_headers else None
         token, cookies = response.headers.get(SESSION_TOKEN), dict(response.cookies)
         if key is None or not (token or cookies):
             return
@@ -126,9 +164,10 @@ class Server:
         if os.getpid() != self._process:  # forked: the connections belong to the parent
             self._connect()
         method = "GET" if body is None else "POST"
-        sent = self._affinity() | dict(headers or {})
+        key = affinity_key(self._key) if self._remote.affinity_headers else None
+        sent = self._affinity(key) | dict(headers or {})
         async with self._client.stream(method, self._url + path, json=body, headers=sent) as response:
-            self._remember_session(response)
+            self._remember_session(key, response)
             # A few kilobytes may decompress to gigabytes, at once.
             if response.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
                 status = response.status_code
@@ -147,7 +186,8 @@ class Server:
         Raises EngineError if there is none in time, and ConfigurationError if the server refuses the request.
         """
         limit = min(seconds, self._remote.timeout or math.inf)
-        for failures in count():
+        retries = Retries(self._remote)
+        while True:
             try:
                 with self._errors(limit):
                     async with (
@@ -156,37 +196,26 @@ class Server:
                     ):
                         content = await self._content(response)
                     return json.loads(content)
-            except _UnavailableError as failure:
-                await self._wait_before_retry(failure, failures)
+            except UnavailableError as failure:
+                self.note_failure(failure)
+                await retries.wait(failure)
 
-    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
-        """Yield the server-sent events of a POST; see `ask`. Closing the generator closes the connection."""
-        for failures in count():
-            started = False
-            try:
-                async with aclosing(self._events(path, body)) as received:
-                    async for event in received:
-                        started = True
-                        yield event
-                return
-            except _UnavailableError as failure:
-                await self._wait_before_retry(failure, self._remote.max_retries if started else failures)
+    def note_failure(self, failure: UnavailableError) -> None:
+        """Record that a request failed: the next one of its reply may go to another replica."""
+        self.answers = failure.retry_after is not None
+        if not self.answers and (key := affinity_key(self._key)) is not None:
+            self._sessions.pop(key, None)
 
     async def aclose(self) -> None:
         """Close the connections."""
         await self._client.aclose()
 
-    async def _wait_before_retry(self, failure: _UnavailableError, failures: int) -> None:
-        self.answers = False
-        if failures >= self._remote.max_retries or failure.has_timed_out:
-            raise failure
-        delay = failure.retry_after
-        if delay is None:
-            # With jitter, so that requests that failed together do not retry together.
-            delay = _FIRST_DELAY * 2**failures * random.uniform(0.75, 1.25)
-        await asyncio.sleep(min(delay, _MAX_DELAY))
+    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
+        """Yield the server-sent events of a POST, which is sent once; see `ask`. Closing the generator closes the
+        connection.
 
-    async def _events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
+        Raises UnavailableError also if the stream ends before the event that closes it.
+        """
         limit = self._remote.timeout or math.inf
         async with AsyncExitStack() as stack:
             with self._errors(limit):
@@ -209,12 +238,17 @@ class Server:
         async for data in received:
             if data.strip() == "[DONE]":
                 return None
-            event = json.loads(data) if data.strip() else {}
+            try:
+                event = json.loads(data) if data.strip() else {}
+            except ValueError:
+                if not isinstance(data, UnfinishedEvent):
+                    raise
+                break
             if isinstance(event, dict) and ("error" in event or event.get("object") == "error"):
                 raise self._event_error(event)
             if not _is_empty(event):
                 return event
-        return None
+        raise UnavailableError(f"{self.name} ended the stream of a reply early")
 
     async def _content(self, response: httpx.Response) -> bytes:
         """Read a response of limited size, and raise the error that it tells."""
@@ -236,7 +270,10 @@ class Server:
             # vLLM's error has the status that the response would have had if the stream had not started.
             case {"code": int() as status} if 400 <= status < 500 and status not in _RETRYABLE_STATUSES:
                 return self._refusal(status, self._message(event))
-        return EngineError(f"{self.name} failed: {self._message(event)}")
+        message = self._message(event)
+        failure = UnavailableError(f"{self.name} failed: {message}")
+        failure.needs_tokens = _DEAD.search(message) is None  # the server would answer so again
+        return failure
 
     @contextmanager
     def _errors(self, limit: float) -> Iterator[None]:
@@ -250,13 +287,15 @@ class Server:
             raise
         except (httpx.ReadTimeout, TimeoutError):
             patience = f"{limit:g} s" if limit < math.inf else "its limit"
-            failure = _UnavailableError(f"{self.name} timed out: it sent nothing of a reply for {patience}")
+            failure = UnavailableError(f"{self.name} timed out: it sent nothing of a reply for {patience}")
             failure.has_timed_out = True
             raise failure from None
         except httpx.HTTPError as error:
             if "location header" in describe(error):  # httpx reads the address of a redirect, and may quote it
                 raise ConfigurationError(f"{self.name} redirects to an invalid address") from None
-            raise _UnavailableError(f"{self.name} cannot be reached: {self.without_key(describe(error))}") from None
+            failure = UnavailableError(f"{self.name} cannot be reached: {self.without_key(describe(error))}")
+            failure.is_away = isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout))
+            raise failure from None
         except (ValueError, RecursionError) as error:
             reason = str(error) if isinstance(error, LineTooLongError) else "something that is not JSON"
             raise EngineError(f"{self.name} sent {reason}") from None
@@ -271,11 +310,13 @@ class Server:
     def _check(self, response: httpx.Response, content: bytes) -> None:
         status = response.status_code
         reason = self._reason(content)
-        if status in _RETRYABLE_STATUSES:
-            failure = _UnavailableError(f"{self.name} answered {status}: {reason}")
+        if status in _RETRYABLE_STATUSES or status >= 500:
+            failure = UnavailableError(f"{self.name} answered {status}: {reason}")
+            failure.is_away = status in _AWAY_STATUSES
+            failure.needs_tokens = status not in _RETRYABLE_STATUSES and _DEAD.search(reason) is None
             with suppress(KeyError, ValueError):  # the header may also hold a date
                 seconds = float(response.headers["Retry-After"])
-                failure.retry_after = seconds if seconds >= 0 else None  # not for NaN
+                failure.retry_after = seconds if seconds >= 0 and status in (429, 503) else None  # not for NaN
             raise failure
         self.answers = True
         if response.is_success:
@@ -360,15 +401,18 @@ def _is_empty(event: Any) -> bool:
 
 
 async def events(chunks: AsyncIterable[bytes]) -> AsyncIterator[str]:
-    """Yield the data of each server-sent event in a body of chunks, also of a last one without a closing empty line.
+    """Yield the data of each server-sent event in a body of chunks; a last one may be an `UnfinishedEvent`.
 
     A line ends with a line feed, a carriage return, or both, and with no other character of `str.splitlines`.
     """
     decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")("replace"), translate=True)
+    kind: type[str] = str
 
     async def decode_chunks() -> AsyncIterator[str]:
+        nonlocal kind
         async for chunk in chunks:
             yield decoder.decode(chunk)
+        kind = UnfinishedEvent
         yield decoder.decode(b"", final=True) + "\n\n"
 
     data: list[str] = []
@@ -388,6 +432,6 @@ async def events(chunks: AsyncIterable[bytes]) -> AsyncIterator[str]:
             elif not line:
                 length = len(incomplete)
                 if data:
-                    yield "\n".join(data)
+                    yield kind("\n".join(data))
                 data = []
         parts.append(incomplete)

@@ -11,17 +11,19 @@ from lookahead_agent.system.passes import cost_at, tokens_per_pass
 
 BUFFER = "lookahead_shared_draft"  # key in vLLM's `additional_config`: the path of the buffer's file
 COSTS = "lookahead_pass_costs"  # another key there: the cost of a pass by its number of tokens, as pairs
+ACCEPTANCE = "lookahead_acceptance_rate"  # and another: the expected acceptance rate of draft tokens
 PATH = f"{__name__}.SharedDraftProposer"
 
 # The costs assumed for an unmeasured machine. A pass of few tokens costs about as much as one of a single token, until
 # arithmetic takes longer than reading the weights.
 UNMEASURED = {1: 1.0, 8: 1.3, 32: 2.5, 64: 4.5}
+UNMEASURED_RATE = 0.8  # the acceptance rate assumed likewise
 FULL_MATCH = 4  # most tokens that are compared with a line, at the expected position or elsewhere in it
 MIN_MATCH = 2  # tokens that must match elsewhere in a line: a single token occurs everywhere
 
 
 class SharedDraftProposer:
-    """Proposes the tokens that the draft has written; vLLM's configuration has `BUFFER`, and may have `COSTS`."""
+    """Proposes the tokens that the draft has written; vLLM's configuration has `BUFFER`, and may have other keys."""
 
     def __init__(self, vllm_config: Any) -> None:
         config = vllm_config.additional_config
@@ -29,7 +31,8 @@ class SharedDraftProposer:
         self._context_length = int(vllm_config.model_config.max_model_len)
         self._vocabulary_size = int(vllm_config.model_config.get_vocab_size())
         costs = dict(config.get(COSTS) or UNMEASURED)
-        self._draft_length = DraftLength(int(vllm_config.speculative_config.num_speculative_tokens), costs)
+        limit = int(vllm_config.speculative_config.num_speculative_tokens)
+        self._draft_length = DraftLength(limit, costs, float(config.get(ACCEPTANCE, UNMEASURED_RATE)))
         self._proposed: list[int] = []
 
     def load_model(self, *_: Any, **__: Any) -> None:
@@ -55,11 +58,16 @@ class SharedDraftProposer:
             length = int(num_tokens_no_spec[index])
             room = self._context_length - length - 1
             written = token_ids_cpu[index, :length]
-            proposal = propose(written, _lines_of_reply(written, lines), min(limit, room)) if room > 0 else []
+            own = _lines_of_reply(written, lines)
+            proposal = self.propose_for_reply(written, own, min(limit, room)) if room > 0 else []
             # A concurrent write may leave numbers in the buffer that are no token ids; vLLM would use them as such.
             proposals[index] = proposal if all(0 <= token < self._vocabulary_size for token in proposal) else []
         self._proposed = [len(proposal) for proposal in proposals]
         return proposals
+
+    def propose_for_reply(self, written: Ids, lines: Sequence["ReadLine"], limit: int) -> list[int]:
+        """Return the draft tokens of one reply; see `propose`."""
+        return propose(written, lines, limit)
 
 
 class ReadLine(NamedTuple):
@@ -128,16 +136,19 @@ def _match_elsewhere(written: Ids, lines: Sequence[ReadLine], limit: int) -> lis
 class DraftLength:
     """Chooses how many draft tokens per reply pay, at most `limit`, from pass costs and the acceptance rate.
 
-    With k draft tokens, a pass yields `tokens_per_pass`. It costs as much as a batch of k+1 tokens for each reply.
+    With k draft tokens, a pass yields `tokens_per_pass`. It costs as much as a batch of k+1 tokens for each reply. The
+    `acceptance_rate` counts as some draft tokens.
     """
 
     _MEMORY = 64.0  # draft tokens that are remembered: older counts decay
+    _PRIOR_TOKENS = 8  # draft tokens for which the expected acceptance rate counts
     _TRIAL_INTERVAL = 24  # passes without draft tokens before one is tried again: the text may have become easier
 
-    def __init__(self, limit: int, costs: Mapping[int, float]) -> None:
+    def __init__(self, limit: int, costs: Mapping[int, float], acceptance_rate: float = UNMEASURED_RATE) -> None:
         self._limit = limit
         self._costs = dict(costs)
-        self._accepted, self._rejected = 0.8 * 8, 0.2 * 8  # prior: 8 draft tokens
+        self._accepted = acceptance_rate * self._PRIOR_TOKENS
+        self._rejected = self._PRIOR_TOKENS - self._accepted
         self._skipped_passes = 0
 
     @property

@@ -186,7 +186,9 @@ class HFTokenizer:
         tags = ThinkingTags()
         self.thinking: ThinkingTags | None = None
         if tags.open in self.chat_template or tags.close in self.chat_template:
-            self.thinking = tags
+            # Templates show an earlier reply as its models write it: the tag, line breaks, and the answer.
+            breaks: list[str] = re.findall(rf"{re.escape(tags.close)}((?:\\n|\n)*)", self.chat_template)
+            self.thinking = ThinkingTags(separator=max(breaks, key=len, default="").replace("\\n", "\n"))
         elif tags.close in self.backend.get_added_vocab():  # also in models that never think
             self.thinking = ThinkingTags(always=False)
         if self._for_counting:  # the hash takes a second, and no engine exchanges these ids

@@ -4,16 +4,19 @@ import asyncio
 import logging
 import os
 import threading
+import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import wait
-from contextlib import ExitStack
+from contextlib import ExitStack, aclosing
+from dataclasses import replace
 from typing import Any
 
 import psutil
 
 from lookahead_agent.cpu import NO_DRAFT
 from lookahead_agent.engines import processes, vllm_config
+from lookahead_agent.engines.continuation import Continuation, UnavailableError
 from lookahead_agent.engines.json_schema import composes, for_llguidance
 from lookahead_agent.engines.protocol import Delta, Sampling, room_for_reply
 from lookahead_agent.engines.shared_draft import BufferLines, SharedDraftBuffer
@@ -22,8 +25,13 @@ from lookahead_agent.engines.starter import EngineProcess, StartError, environme
 from lookahead_agent.engines.tokenizer import HFTokenizer, Tokenizer
 from lookahead_agent.engines.vllm_config import VLLMConfig
 from lookahead_agent.errors import ConfigurationError, EngineError, EngineStartError
+from lookahead_agent.system.background import in_daemon_thread
+
+logger = logging.getLogger(__name__)
 
 _SHUT_DOWN = "the engine was shut down"
+_STABLE_SECONDS = 600.0  # since a restart, after which another death of the processes may have another cause
+_SIGN_OF_LIFE = 5.0  # seconds between deltas of a request that waits for a restart
 
 _import_lock = threading.Lock()  # transformers imports its modules on first use, unsafe in two threads at once
 _memory_lock = threading.Lock()  # delays starts on a GPU while an engine starts there that measures the free memory
@@ -36,19 +44,32 @@ class VLLMEngine:
     process.
     """
 
-    def __init__(self, config: VLLMConfig) -> None:
+    def __init__(self, config: VLLMConfig, clock: Callable[[], float] = time.monotonic) -> None:
         vllm_config.require_vllm()
         if vllm_config.runs_on_cpu() and (problem := processes.shared_memory_problem()) is not None:
             raise EngineStartError(f"vLLM cannot start {config.model.name}: {problem}")
+        self.restarts = False  # whether a death of its processes starts them again, for a target's replies
         self._config = config
+        self._clock = clock
         self._running: set[str] = set()
         self._starting: set[asyncio.Future[Any]] = set()
+        self._state_lock = threading.Lock()  # of the attributes that `close` shares with a restart
         self._closed = False
+        self._unfinished: EngineProcess | None = None  # the process of a start that is not finished
+        self._restarting: asyncio.Task[None] | None = None
+        self._restarted_at: float | None = None  # by the clock
         self.processes: list[psutil.Process] = []
+        self._llm: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
+        self._start()
+        self.context_length = int(self._llm.model_config.max_model_len)
+
+    def _start(self) -> None:
+        """Start vLLM's processes, and connect to them; see the class for the errors."""
+        config = self._config
         uses_shared_draft = vllm_config.uses_shared_draft(dict(config.arguments).get("speculative_config"))
-        self._shared_draft = SharedDraftBuffer() if uses_shared_draft else None
+        shared_draft = SharedDraftBuffer() if uses_shared_draft else None
         process: EngineProcess | None = None
         try:
             with ExitStack() as starting:
@@ -56,14 +77,26 @@ class VLLMEngine:
                     starting.enter_context(_memory_lock)
                 cores = vllm_config.worker_cores(config)
                 environment = vllm_config.process_environment(config, cores)
-                process = EngineProcess(_job(config, self._shared_draft, cores), environment)
+                process = EngineProcess(_job(config, shared_draft, cores), environment)
+                with self._state_lock:
+                    self._unfinished = process
+                    if self._closed:
+                        raise EngineError(_SHUT_DOWN)
                 if "kv_cache_memory_bytes" in dict(config.arguments):
                     starting.close()
-                # Meanwhile, in this process:
-                with _import_lock, environment_kept(), processes.gc_paused():
-                    self.tokenizer: Tokenizer = HFTokenizer(config.model)
-                    _import_vllm()
-                self._llm: Any = _connect(process)
+                if self._llm is None:
+                    # Meanwhile, in this process:
+                    with _import_lock, environment_kept(), processes.gc_paused():
+                        self.tokenizer: Tokenizer = HFTokenizer(config.model)
+                        _import_vllm()
+                llm = _connect(process)
+                with self._state_lock:
+                    if not self._closed:
+                        self._llm, self._process, self._shared_draft = llm, process, shared_draft
+                        self.processes = list(processes.process_trees([process.pid]))
+                if self._llm is not llm:
+                    llm.shutdown()
+                    raise EngineError(_SHUT_DOWN)
         except BaseException as error:
             if process is not None:
                 process.finish_start(failed=True)
@@ -74,12 +107,10 @@ class VLLMEngine:
             reason = processes.start_failure_reason(error)
             raise EngineStartError(f"vLLM could not start {config.model.name}: {reason}") from error
         finally:
-            if self._shared_draft is not None:
-                self._shared_draft.forget_file()
-        self._process = process
-        self.processes = list(processes.process_trees([process.pid]))
+            self._unfinished = None
+            if shared_draft is not None:
+                shared_draft.forget_file()
         process.finish_start(failed=False)
-        self.context_length = int(self._llm.model_config.max_model_len)
 
     @property
     def in_flight(self) -> int:
@@ -94,8 +125,14 @@ class VLLMEngine:
 
     @property
     def healthy(self) -> bool:
-        """Whether the engine is open and vLLM has reported no failure."""
-        return not self._closed and not self._llm.errored
+        """Whether the engine is open, and vLLM has reported no failure from which a restart would recover."""
+        return not self._closed and (not self._llm.errored or self._restarting is not None or self._can_restart)
+
+    @property
+    def _can_restart(self) -> bool:
+        """Whether the processes may be started again; they would end again if their requests or the memory end them."""
+        is_stable = self._restarted_at is None or self._clock() - self._restarted_at >= _STABLE_SECONDS
+        return self.restarts and is_stable and not self._closed
 
     @property
     def shared_draft(self) -> bool:
@@ -109,11 +146,69 @@ class VLLMEngine:
         return self._shared_draft.draft_lines(prompt_ids)
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
-        """Generate from token ids; see `Engine.generate`."""
+        """Generate from token ids; see `Engine.generate`.
+
+        If vLLM's processes end, those of a target are started again, once for all running requests, which go on from
+        their tokens. While they start, deltas without tokens show that the engine works.
+        """
+        room = room_for_reply(self._config.model.name, self.context_length, prompt_ids)
+        limited = replace(sampling, max_tokens=min(sampling.max_tokens, room))
+        continuation = Continuation(prompt_ids, limited, self.tokenizer.eos_ids)
+        has_resumed = False
+        while True:
+            llm = self._llm
+            try:
+                async with aclosing(self._request(*continuation.request)) as deltas:
+                    async for delta in deltas:
+                        if (new := continuation.take(delta)) is not None:
+                            yield new
+                return
+            except UnavailableError as failure:
+                if (end := continuation.end) is not None:
+                    yield end
+                    return
+                if has_resumed or not continuation.can_resume or self._closed:
+                    raise
+                if self._llm is llm:
+                    restart = self._restart(failure)
+                    while not restart.done():  # it continues if this request is closed
+                        await asyncio.wait({restart}, timeout=_SIGN_OF_LIFE)
+                        yield Delta(())
+                    if self._closed:
+                        raise EngineError(_SHUT_DOWN) from None
+                    if (error := restart.exception()) is not None:
+                        raise EngineError(f"{failure}; {error}") from error
+                has_resumed = True
+                continuation.resume()
+
+    def _restart(self, failure: UnavailableError) -> asyncio.Task[None]:
+        """The task that starts vLLM's processes again, one for all requests; raises the failure if they may not."""
+        if self._restarting is None:
+            if not self._can_restart:
+                raise failure
+            logger.warning("%s. The engine is started again, and its replies go on", failure)
+            self._restarted_at = self._clock()
+            self._restarting = asyncio.create_task(self._start_again(self._llm))
+        return self._restarting
+
+    async def _start_again(self, ended: Any) -> None:
+        def start() -> None:
+            ended.shutdown()
+            processes.end_processes(self.processes)
+            self._start()
+
+        try:
+            await in_daemon_thread(start)
+        except asyncio.CancelledError:
+            raise EngineError(_SHUT_DOWN) from None
+        finally:
+            self._restarting = None
+
+    async def _request(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
+        """The deltas of one request; raises UnavailableError if vLLM's processes end."""
         from vllm.exceptions import VLLMClientError
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-        room = room_for_reply(self._config.model.name, self.context_length, prompt_ids)
         if self._closed:
             raise EngineError(_SHUT_DOWN)
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.current_thread()
@@ -124,7 +219,8 @@ class VLLMEngine:
             prompt["type"] = "token"
         if sampling.cache_salt is not None:
             prompt["cache_salt"] = sampling.cache_salt
-        outputs = self._llm.generate(prompt, _sampling_params(sampling, room), request_id)
+        llm, process = self._llm, self._process
+        outputs = llm.generate(prompt, _sampling_params(sampling), request_id)
         self._running.add(request_id)
         try:
             output = await self._first_output(outputs)
@@ -151,9 +247,10 @@ class VLLMEngine:
                 output = await anext(outputs, None)
         except (EngineDeadError, EngineGenerateError) as error:
             reason = str(error).strip() or f"{type(error).__name__} (VLLM_LOGGING_LEVEL=INFO shows vLLM's log)"
-            if self._llm is not None and self._llm.errored:
-                reason = processes.crash_reason(await asyncio.to_thread(self._process.exit_code))
-            raise EngineError(f"vLLM failed on {self._config.model.name}: {reason}") from error
+            if self._closed or not llm.errored:
+                raise EngineError(f"vLLM failed on {self._config.model.name}: {reason}") from error
+            reason = processes.crash_reason(await asyncio.to_thread(process.exit_code))
+            raise UnavailableError(f"vLLM failed on {self._config.model.name}: {reason}") from error
         except (VLLMClientError, ValueError) as error:
             raise ConfigurationError(f"vLLM refuses the request: {error}") from error
         finally:
@@ -167,7 +264,7 @@ class VLLMEngine:
         if self._closed:
             raise EngineError(_SHUT_DOWN)
         config = self._llm.vllm_config
-        verify = _sampling_params(sampling, self.context_length).verify
+        verify = _sampling_params(sampling).verify
         try:
             # In a thread: vLLM compiles the schema's grammar to validate it.
             await asyncio.to_thread(
@@ -198,7 +295,11 @@ class VLLMEngine:
         """Shut vLLM down and make sure that its processes have ended."""
         if self._closed:
             return
-        self._closed = True
+        with self._state_lock:
+            self._closed = True
+            unfinished = self._unfinished
+        if unfinished is not None:  # a restart, which then ends its processes and fails
+            unfinished.finish_start(failed=True)
         try:
             if self._loop is not None and self._loop.is_running():
                 stopped = asyncio.run_coroutine_threadsafe(self._cancel_requests(self._llm), self._loop)
@@ -265,12 +366,12 @@ def _connect(process: EngineProcess) -> Any:
     return llm
 
 
-def _sampling_params(sampling: Sampling, room: int) -> Any:
+def _sampling_params(sampling: Sampling) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
     return SamplingParams(
-        max_tokens=min(sampling.max_tokens, room),
+        max_tokens=sampling.max_tokens,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,

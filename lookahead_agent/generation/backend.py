@@ -32,6 +32,7 @@ class GenerateRequest:
     parallel_tool_calls: bool | None = None
     form: dict[str, Any] | None = None  # the constraint of the call's `response_format`; None: free text
     template_arguments: dict[str, Any] = field(default_factory=dict)
+    thinking_tokens: int | None = None  # most tokens of the thinking; None: any number
     action_markers: tuple[str, ...] = ()
     """Texts after which only the target writes, as after the opening of a tool call."""
     tool_parser: str | None = None

@@ -52,7 +52,7 @@ _CHOICE_KEYS = frozenset({"type", "name", "function", "allowed_tools", "mode", "
 
 def _check_thinking(value: Any) -> Any:
     if value is not None and not isinstance(value, bool):
-        raise ValueError("thinking is True, False or None: a budget of tokens is not supported, max_tokens is")
+        raise ValueError("thinking is True, False or None: thinking_tokens is the budget of tokens")
     return value
 
 
@@ -62,6 +62,13 @@ _INT32 = 2**31  # the engine stores these values in 32 bits, and a seed in 64
 
 NO_LIMIT = _INT32 - 1  # `max_tokens` of a reply that may fill the context
 MaxTokens = Annotated[int, Field(ge=1, lt=_INT32), _Number]
+ThinkingTokens = Annotated[int, Field(ge=0, lt=_INT32), _Number]
+
+
+def check_budget(thinking: bool | None, budget: int | None) -> None:
+    """Raise ValueError if the switch of the thinking contradicts a budget that is set beside it."""
+    if thinking is not None and budget is not None and bool(budget) is not thinking:
+        raise ValueError(f"thinking={thinking} contradicts thinking_tokens={budget}: leave one of the two out")
 
 
 class SamplingArguments(BaseModel):
@@ -121,6 +128,8 @@ class CallOptions(SamplingArguments):
     `schema`, or `{"type": "text"}`."""
     thinking: Thinking = None
     """Whether the model thinks before its answer; None: the model's field decides."""
+    thinking_tokens: ThinkingTokens | None = None
+    """Most tokens of the thinking; None: the model's field decides."""
     template_arguments: dict[str, Any] = Field(default_factory=dict)
     """Further variables of the model's chat template, such as `enable_thinking`."""
     node: str | None = None
@@ -136,6 +145,11 @@ class CallOptions(SamplingArguments):
     def _check_encodable(cls, value: Any, info: ValidationInfo) -> Any:
         check_encodable(value, str(info.field_name))
         return value
+
+    @model_validator(mode="after")
+    def _check_budget(self) -> Self:
+        check_budget(self.thinking, self.thinking_tokens)
+        return self
 
     @model_validator(mode="after")
     def _build_constraint(self) -> Self:

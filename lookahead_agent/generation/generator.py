@@ -8,6 +8,7 @@ from typing import Any
 
 from lookahead_agent.decoding import DecodingSettings, Reply, ReplyReport, ReplyRequest, StepEvent, lookahead
 from lookahead_agent.decoding.request import PROMPT_TAIL, Regions
+from lookahead_agent.decoding.thinking import ThinkingState, closing_tokens
 from lookahead_agent.engines.affinity import AFFINITY, Affinity
 from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.engines.protocol import Sampling
@@ -18,22 +19,15 @@ from lookahead_agent.generation.backend import ChatReply, GenerateRequest, TextD
 from lookahead_agent.generation.json_tool_parsers import ToolParser
 from lookahead_agent.generation.reader import ReadReply, ReplyReader
 from lookahead_agent.generation.tool_calls import ParsedReply, is_json, parse_constrained
-from lookahead_agent.hardware.reply_speeds import CPUTime, ReplySpeeds
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.engine_set import EngineSet
-from lookahead_agent.runtime.modes import Mode, ModeChoice
-from lookahead_agent.system.passes import acceptance_rate_of
 
 logger = logging.getLogger(__name__)
-
-_MIN_TOKENS = 24  # tokens from which the pace of a reply is recorded
-_MAX_OTHERS_SHARE = 0.1  # CPU share of other programs from which a pace is not kept for later runs
-_MIN_PASSES = 12  # forward passes from which a reply measures the acceptance rate of draft tokens
 
 _PROBE_TOKENS = 16  # tokens in which a reply that may be a call shows that it is one
 _REPORT_FIELDS = (
     *("steps", "accepted", "acceptance_rate", "verifier_calls", "judge_calls", "refuted"),
-    "target_forward_passes",
+    *("target_forward_passes", "resumptions"),
 )
 
 Emit = Callable[[TextDelta | StepEvent], None]
@@ -66,25 +60,10 @@ class ReplyGenerator:
         if certificate is not None and self._verifier is not None:
             self._verifier = engines.drift_monitor.wrap(self._verifier, certificate, request.audit_rate)
         self._group = f"{request.node}|{policy.name}"  # replies of comparable speed: one node under one policy
-        self._choice = self._choose_mode()
-
-    def _choose_mode(self) -> ModeChoice:
-        """Choose the speculation mode: the one that the policy forces, else the fastest in this node."""
-        engines, policy = self.engines, self.request.policy
-        tokens: Mode = "sd" if engines.speculates_on_tokens else "off"
-        both: Mode = "lr+sd" if engines.speculates_on_tokens else "lr"
-        if self._verifier is None:
-            setup = engines.engine_setup
-            if setup is not None and setup.draft_is_optional and (alone := engines.modes.without_draft(self._group)):
-                return alone
-            return ModeChoice(tokens, self._missing or "the policy allows no draft step")
-        if policy.forces_speculation:
-            return ModeChoice(both, "the policy says how steps are speculated on")
-        if engines.engine_setup is None:
-            return ModeChoice(both, "engines were given")
-        modes: tuple[Mode, ...] = ("sd", "lr+sd", "off") if engines.shared_draft else (tokens, both)
-        busy: Mode = "off" if engines.engine_setup.alone_when_busy else "sd"
-        return engines.modes.choose(self._group, modes, max(engines.target.in_flight, engines.replies_at_once), busy)
+        self._choice = engines.choose_mode(
+            self._group, policy, verifies=self._verifier is not None, missing=self._missing
+        )
+        self._skips_thinking = False  # whether the prompt closes the thinking, since the budget is 0
 
     async def reply(self) -> ChatReply:
         """Generate the reply; raises the errors of `LocalBackend.emit_reply`."""
@@ -102,11 +81,7 @@ class ReplyGenerator:
         try:
             if engines.warmer.prefill_task is not None:
                 await engines.warmer.stop()
-            # Only the pace of a reply that runs alone measures the engines.
-            alone = engines.replies_at_once == 1 and engines.target.in_flight == 0
-            engines.replies += 1
-            number, measures = engines.replies, alone and self._speeds is not None
-            cpu_before = asyncio.create_task(asyncio.to_thread(engines.cpu_time)) if measures else None
+            began = engines.begin_measurement()
             context = engines.target.context_length
             prompt = await asyncio.to_thread(self._prompt, engines.target.tokenizer, context)
             room = context - len(prompt)
@@ -119,13 +94,8 @@ class ReplyGenerator:
             if isinstance(prompt, ChatPrompt):
                 await asyncio.to_thread(engines.target.tokenizer.remember_reply, prompt, tokens)
             engines.warmer.known.append((engines.target, [*prompt, *tokens]))
-            if (counts := report.target_prompt).cached is not None and tokens:
-                engines.modes.learn_tokens(self._group, counts.total - counts.cached, len(tokens))
-            if alone and engines.replies == number and engines.target.in_flight == 0:
-                try:
-                    await self._learn(report, len(tokens), await cpu_before if cpu_before is not None else None)
-                except Exception as error:  # the reply is finished
-                    logger.warning("nothing is learned from the speed of a reply: %s", error)
+            untypical = report.speculation_disabled or sampling.is_seeded or self.request.policy.forces_speculation
+            await engines.learn(self._group, self._choice.mode, report, len(tokens), None if untypical else began)
         finally:
             engines.replies_at_once -= 1
             if engines.warmer.waiting:
@@ -154,34 +124,6 @@ class ReplyGenerator:
                 ids = await asyncio.to_thread(self._prompt, engine.tokenizer, engine.context_length)
                 engines.warmer.add(engine, ids, drafted=mode != "off")
 
-    @property
-    def _speeds(self) -> ReplySpeeds | None:
-        """The record of paces for later runs; None: the pace of this mode is not recorded."""
-        setup = self.engines.engine_setup
-        if setup is None or setup.configuration is None:
-            return None
-        return setup.speeds if self._choice.mode == ("off" if setup.speculation_method == "none" else "sd") else None
-
-    async def _learn(self, report: ReplyReport, tokens: int, cpu_before: CPUTime | None) -> None:
-        """Record the pace of a reply that ran alone, for this node and for later runs."""
-        setup, mode = self.engines.engine_setup, self._choice.mode
-        if tokens < _MIN_TOKENS or report.speculation_disabled is not None or self.request.sampling.is_seeded:
-            return
-        # The pace excludes prefill, whose time depends on the prompt's length and on prefix cache hits.
-        pace = report.pace(tokens)
-        if not self.request.policy.forces_speculation:
-            self.engines.modes.learn(self._group, mode, pace)
-        if setup is None or setup.configuration is None or (speeds := self._speeds) is None or cpu_before is None:
-            return
-        others_share = (await asyncio.to_thread(self.engines.cpu_time)).share_of_others(cpu_before)
-        if others_share >= _MAX_OTHERS_SHARE:
-            logger.debug("other programs had %.0f %% of the cores: a reply's pace is not kept", 100 * others_share)
-            return
-        rate, passes = None, report.target_forward_passes
-        if setup.draft_tokens and passes >= _MIN_PASSES and mode == "sd":
-            rate = acceptance_rate_of((tokens - 1) / (passes - 1), setup.draft_tokens)
-        await asyncio.to_thread(speeds.add, setup.configuration.name, pace, rate)
-
     def _prompt(self, tokenizer: Tokenizer, longest: int | None = None) -> list[int]:
         request, target = self.request, self.engines.target.tokenizer
         if request.messages is not None:
@@ -199,6 +141,16 @@ class ReplyGenerator:
                 ids = tokenizer.encode(target.decode(ids))
         if not ids:
             raise ConfigurationError("the prompt is empty")
+        tags = self.thinking
+        if (
+            request.thinking_tokens == 0
+            and tags is not None
+            and tags.is_opened_by(tokenizer.decode(ids[-PROMPT_TAIL:]))
+        ):
+            ids += closing_tokens(tokenizer, ThinkingState(tags))
+            if isinstance(ids, ChatPrompt) and ids.text is not None:
+                ids.text += tags.close + tags.separator
+            self._skips_thinking = True
         if longest is not None and len(ids) >= longest:
             raise ContextLengthError(
                 f"the messages are {len(ids)} tokens long and the context {longest}: "
@@ -255,7 +207,9 @@ class ReplyGenerator:
             stall_timeout=request.stall_timeout,
             shared_draft=self._choice.mode in ("sd", "lr+sd"),
         )
-        decoder_request = ReplyRequest(tuple(prompt), sampling, request.question, regions, draft_prompt)
+        decoder_request = ReplyRequest(
+            tuple(prompt), sampling, request.question, regions, draft_prompt, request.thinking_tokens
+        )
         reply = await lookahead(decoder_request, engines.target, draft, verifier, settings, on_text, self.emit)
         reply.report.speculation_disabled = reply.report.speculation_disabled or draft_problem
         if (part := reply.report.silent) is not None:
@@ -290,6 +244,8 @@ class ReplyGenerator:
             "tokens": {"target": asdict(report.target_tokens), "draft": asdict(report.draft_tokens)},
             "prompt_tokens": {"target": asdict(report.target_prompt), "draft": asdict(report.draft_prompt)},
             "seconds": report.seconds,
+            "thinking_tokens": request.thinking_tokens,
+            "thinking_ended_by_budget": self._skips_thinking or report.closing_tokens > 0,
             "speculation_disabled": disabled,
         }
 
@@ -312,6 +268,10 @@ class ConstrainedGenerator(ReplyGenerator):
             opened = list(prompt)
             if not tags.is_opened_by(self._prompt_tail(prompt)):
                 opened += target.tokenizer.encode(f"{tags.open}\n")
+            if self.request.thinking_tokens == 0:
+                opened += closing_tokens(target.tokenizer, ThinkingState(tags))
+                prompt, self._skips_thinking, thinks = opened, True, False
+        if tags is not None and thinks:
             reader = self._reader(opened, with_calls=False)
             free = replace(sampling, structured=None, stop=(tags.close,))
             thought = await self._decode(opened, free, Regions(thinking=tags), reader.push, speculate=True)
@@ -323,7 +283,8 @@ class ConstrainedGenerator(ReplyGenerator):
                 # Also if the model ended the reply within its thinking.
                 return read, [replace(thought, finish_reason="length")]
             parts.append(thought)
-            prompt, sampling = [*opened, *thought.token_ids], replace(sampling, max_tokens=remaining)
+            prompt = [*opened, *thought.token_ids]
+            sampling = replace(sampling, max_tokens=remaining, in_reply=True)
         if self.request.tools and not calls:
             calls = await self._decide_call(prompt, sampling, parts)
             if not calls:

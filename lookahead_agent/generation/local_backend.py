@@ -9,7 +9,7 @@ from functools import partial
 
 from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.engines.tokenizer import Tokenizer
-from lookahead_agent.errors import LookaheadError
+from lookahead_agent.errors import ConfigurationError, LookaheadError
 from lookahead_agent.generation.backend import GenerateEvent, GenerateRequest
 from lookahead_agent.generation.generator import ConstrainedGenerator, ReplyGenerator
 from lookahead_agent.generation.json_tool_parsers import ToolParser
@@ -46,6 +46,8 @@ class LocalBackend:
 
         Raises ContextLengthError, ConfigurationError if the engine does not support the request, or EngineError.
         """
+        if request.thinking_tokens is not None:
+            await asyncio.to_thread(self._check_thinks)  # before engines start
         async with self.engines(request.policy) as engines:
             thinking = self.thinking(engines)
             # In a thread: it may read files or import modules, which would delay every other reply.
@@ -145,7 +147,17 @@ class LocalBackend:
 
     def thinking(self, engines: EngineSet) -> ThinkingTags | None:
         """Return the tags around the target's thinking: the catalogue's, else those of its chat template."""
-        return self.catalogue_entry.thinking if self.catalogue_entry is not None else engines.target.tokenizer.thinking
+        return self._tags(lambda: engines.target.tokenizer)
+
+    def _tags(self, tokenizer: Callable[[], Tokenizer]) -> ThinkingTags | None:
+        return self.catalogue_entry.thinking if self.catalogue_entry is not None else tokenizer().thinking
+
+    def _check_thinks(self) -> None:
+        if self._tags(self.tokenizer) is None:
+            raise ConfigurationError(
+                "thinking_tokens is for models that think, and neither the chat template nor the vocabulary of this "
+                "one has thinking tags: leave it out"
+            )
 
     def explain(self, policies: Sequence[VerifierPolicy]) -> str:
         """Explain the selection of the engines and the certificates of policies; see `ChatLookahead.explain`."""
@@ -155,4 +167,6 @@ class LocalBackend:
         setup = engines.engine_setup
         lines = [setup.reason if setup is not None and setup.reason else "The caller supplied the engines"]
         certified = {policy.name: engines.resolve_certificate(policy).reason for policy in policies}
-        return "\n".join([*lines, *(f"{name}: {reason}" for name, reason in certified.items() if reason is not None)])
+        lines += [f"{name}: {reason}" for name, reason in certified.items() if reason is not None]
+        table = engines.modes.table()
+        return "\n".join([*lines, *(["", *table] if table else [])])

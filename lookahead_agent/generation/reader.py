@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from lookahead_agent.decoding.thinking import partial_tag
 from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.generation.backend import TextDelta
 from lookahead_agent.generation.json_tool_parsers import ToolParser, invalid
@@ -124,7 +125,7 @@ class ReplyReader:
     def _push_thinking(self) -> None:
         assert self.thinking is not None
         close = self._text.find(self.thinking.close)
-        end = close if close >= 0 else len(self._text) - _partial_tag(self._text, self.thinking.close)
+        end = close if close >= 0 else len(self._text) - partial_tag(self._text, self.thinking.close)
         self._emit_text("thinking", self._text[:end])
         self._text = self._text[end:]
         if close >= 0:
@@ -146,7 +147,7 @@ class ReplyReader:
             if self.parser is not None and (partial := self.parser.may_begin.search(text, at)) is not None:
                 end = partial.start()
             if self.thinking is not None:
-                end = min(end, len(text) - _partial_tag(text[at:], self.thinking.open))
+                end = min(end, len(text) - partial_tag(text[at:], self.thinking.open))
         self._emit_text("answer", text[at:end])
         # Patterns look at the character before a place, and whether there is one.
         self._emitted_to = min(end, 1)
@@ -311,9 +312,3 @@ class ReplyReader:
         ends = re.compile(rf"^[ \t]*+{ticks[0]}{{{len(ticks)},}}+[ \t]*+(?:\n|\Z)", re.MULTILINE)
         closing = ends.search(text, line_end + 1)
         return closing.end() if closing is not None else len(text)
-
-
-def _partial_tag(text: str, tag: str) -> int:
-    """Return the length of the text's end that may be the beginning of a tag."""
-    longest = min(len(tag) - 1, len(text))
-    return next((length for length in range(longest, 0, -1) if tag.startswith(text[-length:])), 0)

@@ -225,7 +225,11 @@ def _parse_chunk(data: str) -> list[GenerateEvent]:
             raise _error_from_json(chunk)
         parsed: list[GenerateEvent] = []
         for delta in (choice["delta"] for choice in chunk["choices"]):
-            parsed += [TextDelta("thinking", text) for text in [delta.get("reasoning_content")] if text]
+            parsed += [
+                TextDelta("thinking", text)
+                for text in [delta.get("reasoning") or delta.get("reasoning_content")]
+                if text
+            ]
             parsed += [TextDelta("answer", text) for text in [delta.get("content")] if text]
         if (event := chunk.get("lookahead")) is not None:
             parsed.append(event_from_json(event))

@@ -1,1 +1,1 @@
-"""Reads this machine's hardware, and chooses the fastest configuration of a pair of models on it."""
+"""Divides the memory of GPUs among engines, and checks what a pair of models needs on this machine."""

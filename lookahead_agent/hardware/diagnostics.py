@@ -15,11 +15,11 @@ from packaging.requirements import Requirement
 from lookahead_agent.engines.vllm_config import read_trained_context, runs_on_cpu
 from lookahead_agent.errors import IntegrityError, IsolationError
 from lookahead_agent.hardware.gpus import MIN_CONTEXT, PlannedEngine, context_that_fits, explain_room
-from lookahead_agent.hardware.inventory import gpus, processor, version_of
 from lookahead_agent.models.cache import GGUF, damage
 from lookahead_agent.models.catalogue import ModelFacts, ModelSet
 from lookahead_agent.models.resolve import locate
 from lookahead_agent.sandbox import choose
+from lookahead_agent.system.inventory import gpus, processor, version_of
 from lookahead_agent.system.machine import available_cores, memory
 
 State = Literal["ok", "missing", "optional"]  # missing: no reply is possible; optional: some features are unavailable

@@ -103,6 +103,7 @@ SMOLLM2_135M = ModelFacts(
 
 DEFAULT_SET = "qwen2.5-coder-1.5b"
 
+_THINKING = ThinkingTags(separator="\n\n")
 _QWEN3_SAMPLING = {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
 
 CATALOGUE: dict[str, ModelSet] = {
@@ -127,7 +128,7 @@ CATALOGUE: dict[str, ModelSet] = {
             draft=ModelFacts("Qwen/Qwen3-1.7B"),
             embedding=PAPER_EMBEDDING,
             judge=PAPER_JUDGE,
-            thinking=ThinkingTags(),
+            thinking=_THINKING,
             sampling=_QWEN3_SAMPLING,
             note="the paper's Qwen3 pair; one GPU of 80 GiB has room for 12,000 tokens, a second one for the judge",
         ),
@@ -135,7 +136,7 @@ CATALOGUE: dict[str, ModelSet] = {
             name="qwen3-8b",
             target=ModelFacts("Qwen/Qwen3-8B"),
             draft=ModelFacts("Qwen/Qwen3-0.6B"),
-            thinking=ThinkingTags(),
+            thinking=_THINKING,
             sampling=_QWEN3_SAMPLING,
             note="a GPU of 24 GiB has room for the target alone; the pair takes 40 GiB, or two GPUs",
         ),
@@ -146,7 +147,7 @@ CATALOGUE: dict[str, ModelSet] = {
             embedding=PAPER_EMBEDDING,
             judge=PAPER_JUDGE,
             context_length=131072,
-            thinking=ThinkingTags(),
+            thinking=_THINKING,
             sampling={**GREEDY, "temperature": 0.6, "top_p": 0.95},
             note="the paper's DeepSeek pair; one GPU of 80 GiB has room for 15,000 tokens, a second one for the judge",
         ),

@@ -9,23 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from lookahead_agent.engines.servers import RemoteModel
-from lookahead_agent.engines.shared_draft_proposer import COSTS
+from lookahead_agent.engines.shared_draft_proposer import ACCEPTANCE, COSTS
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.engines.vllm_config import speculates_by_draft_model, speculative_config
 from lookahead_agent.errors import ConfigurationError, IntegrityError
-from lookahead_agent.hardware.choice import (
-    ACCEPTANCE_RATE,
-    Configuration,
-    Kernel,
-    Precision,
-    SpeculationMethod,
-    choose_configuration,
-)
 from lookahead_agent.hardware.gpus import PARALLEL_SIZES, weight_bytes
-from lookahead_agent.hardware.reply_speeds import ReplySpeeds
 from lookahead_agent.models.catalogue import ModelSet
 from lookahead_agent.models.conversion import is_quantized
+from lookahead_agent.modes.chooser import ModeChooser
+from lookahead_agent.modes.record import PaceRecord
+from lookahead_agent.modes.table import Configuration, Kernel, Precision, SpeculationMethod, configuration_name
 from lookahead_agent.runtime.weights import Platform, Weights, weights_in
+from lookahead_agent.system.inventory import gpus
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json")
 """Files of a tokenizer; without the first, a folder has no vocabulary."""
@@ -95,7 +90,8 @@ class EngineSetup:
     reason: str = ""  # reason for the choice, as a sentence
     configuration: Configuration | None = None  # the chosen one; None: there was no choice
     draft_is_optional: bool = False  # whether a reply may skip `draft_model`, which a user can force
-    speeds: ReplySpeeds | None = None  # records the speed of replies; None: not recorded
+    on_cpu: bool = False  # whether the target runs on this machine's CPU, whose cores other programs use too
+    modes: ModeChooser = field(default_factory=ModeChooser, compare=False, repr=False)  # has chosen these engines
     alone_when_busy: bool = False  # whether the target writes alone while several requests run
 
     @property
@@ -126,12 +122,11 @@ def select_engines(
     platform = platform or Platform.detect()
     alike = target is not None and draft is not None and same_vocabulary(target, draft)
     methods = _methods(spec, draft, platform, here=target is not None, alike=alike)
-    configuration, reason, speeds = None, "", None
+    configuration, reason, modes = None, "", _chooser(spec, target, draft if alike else None, platform)
     if methods == ("none",) and spec.token_speculation == "auto" and alike and not platform.on_cpu:
         reason = _ALONE_ON_GPU
     if target is not None and platform.on_cpu:
-        speeds = ReplySpeeds([str(folder) for folder in (target, draft if alike else None) if folder is not None])
-        choice = _choose_on_cpu(spec, platform, target, draft if alike else None, methods, speeds)
+        choice = _choose_on_cpu(spec, platform, target, draft if alike else None, methods, modes)
         configuration, reason = choice or (None, "")
     method: str = configuration.method if configuration is not None else methods[-1]
     chosen = method if spec.token_speculation == "auto" else spec.token_speculation
@@ -148,24 +143,43 @@ def select_engines(
     weights = {
         role: weights_in(folder, kernels[role], platform) for role, folder in folders.items() if folder is not None
     }
-    speculation = _speculation(chosen, weights.get("draft"), platform, configuration) if target is not None else {}
+    speculation: dict[str, Any] = {}
+    if target is not None:
+        speculation = _speculation(chosen, weights.get("draft"), platform, configuration, modes.acceptance_rate)
     draft_engine = draft is not None and (spec.draft_engine or method == "shared_draft")
     proposer = (speculation.get("speculative_config") or {}).get("model")
     drafts_inside = "draft" in weights and proposer == str(weights["draft"].folder)
+    speculation_method = chosen if isinstance(chosen, str) else str(chosen.get("method", "custom"))
+    draft_kernel = kernels["draft"] if draft_engine or drafts_inside else None
+    modes.configuration = configuration_name(speculation_method, kernels["target"], draft_kernel)
+    if draft_engine and speculation_method != "shared_draft":
+        modes.configuration += ", beside a draft"  # on a share of the cores
     return EngineSetup(
         weights.get("target"),
         weights["draft"] if draft_engine or drafts_inside else None,
         draft_engine,
         speculation,
-        chosen if isinstance(chosen, str) else str(chosen.get("method", "custom")),
+        speculation_method,
         {role: kernel for role in weights if (kernel := kernels[role]) is not None},
         reason,
         configuration,
         spec.token_speculation == "auto" and configuration is not None and bool(configuration.draft_tokens),
-        speeds if configuration is not None else None,
+        platform.on_cpu,
+        modes,
         # On a GPU, draft tokens for several requests were never measured, and batches cost the target little.
         alone_when_busy=spec.token_speculation == "auto" and not platform.on_cpu,
     )
+
+
+def _chooser(spec: RuntimeSpec, target: Path | None, draft: Path | None, platform: Platform) -> ModeChooser:
+    """A chooser with the record of a pair on this machine; without one if the target is behind a server."""
+    if target is None:
+        return ModeChooser()
+    folders = [str(folder) for folder in (target, draft) if folder is not None]
+    if platform.on_cpu:  # speeds of the target alone hold for any draft
+        return ModeChooser(*(PaceRecord(models) for models in ([folders[0]], folders)))
+    settings = (str(sorted(each.items())) for each in (spec.target_arguments, spec.draft_arguments, spec.gpus))
+    return ModeChooser(PaceRecord([*folders, *gpus(), *settings]))
 
 
 def _methods(
@@ -239,7 +253,7 @@ def _choose_on_cpu(
     target: Path,
     draft: Path | None,
     methods: tuple[SpeculationMethod, ...],
-    speeds: ReplySpeeds,
+    modes: ModeChooser,
 ) -> tuple[Configuration, str] | None:
     """The choice by the table and by measured replies; None if a model's folder decides."""
     kernels = _kernels(spec.precision, spec.target_arguments, target, platform)
@@ -248,15 +262,12 @@ def _choose_on_cpu(
         draft_kernels = _kernels(spec.draft_precision, spec.draft_arguments, draft, platform)
     if not kernels or (draft is not None and not draft_kernels):
         return None
-    return choose_configuration(
+    return modes.choose_engines(
         platform.defaults,
         methods=methods,
         target=kernels,
         draft=draft_kernels,
         draft_size=_bf16_bytes(draft) / _bf16_bytes(target) if draft is not None else 0.0,
-        # Speeds of the target alone hold for any draft.
-        paces=ReplySpeeds([str(target)]).paces() | speeds.paces(),
-        acceptance_rate=speeds.acceptance_rate() or ACCEPTANCE_RATE,
     )
 
 
@@ -283,7 +294,11 @@ def _fastest_alone(
 
 
 def _speculation(
-    chosen: str | Mapping[str, Any], draft: Weights | None, platform: Platform, configuration: Configuration | None
+    chosen: str | Mapping[str, Any],
+    draft: Weights | None,
+    platform: Platform,
+    configuration: Configuration | None,
+    acceptance_rate: float,
 ) -> dict[str, Any]:
     method: str | Mapping[str, Any] = chosen
     by_batch_size = configuration.draft_tokens if configuration is not None and chosen == "draft_model" else ()
@@ -296,6 +311,9 @@ def _speculation(
     if by_batch_size:
         config["num_speculative_tokens_per_batch_size"] = list(by_batch_size)
     arguments: dict[str, Any] = {"speculative_config": config}
-    if configuration is not None and chosen == "shared_draft":
-        arguments["additional_config"] = {COSTS: dict(platform.defaults.pass_costs[configuration.target])}
+    if chosen == "shared_draft":
+        # Rounded, because chat models share only equal engines.
+        arguments["additional_config"] = {ACCEPTANCE: round(acceptance_rate, 1)}
+        if configuration is not None:
+            arguments["additional_config"][COSTS] = dict(platform.defaults.pass_costs[configuration.target])
     return arguments

@@ -1,5 +1,7 @@
 """Engines that work together, and their verifiers."""
 
+import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -7,18 +9,23 @@ from typing import NamedTuple
 
 from lookahead_agent.certificates.certificate import Certificate, CertificateMatch, find_certificate
 from lookahead_agent.certificates.drift_monitor import DISPUTED_BELOW, DriftMonitor
+from lookahead_agent.decoding import ReplyReport
 from lookahead_agent.decoding.verifier import DraftVerifier, Verifier
 from lookahead_agent.engines.protocol import Engine, SupportsSharedDraft
-from lookahead_agent.hardware.reply_speeds import CPUTime
+from lookahead_agent.modes.chooser import BUSY, ModeChoice, ModeChooser
+from lookahead_agent.modes.record import CPUTime, Quantity
+from lookahead_agent.modes.table import Mode
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.engine_selection import EngineSetup
-from lookahead_agent.runtime.modes import ModeChooser
 from lookahead_agent.runtime.prefix_warmer import PrefixWarmer
+from lookahead_agent.system.passes import acceptance_rate_of
 from lookahead_agent.verifiers.embedding import Embedder, EmbeddingVerifier
 from lookahead_agent.verifiers.judge import EngineJudge, JudgeModel, JudgeVerifier
 from lookahead_agent.verifiers.model_free import ExactVerifier, RandomVerifier
 from lookahead_agent.verifiers.prefilter import PrefilterVerifier
 from lookahead_agent.verifiers.scores import LikelihoodVerifier, ScoreVerifier
+
+logger = logging.getLogger(__name__)
 
 NO_DRAFT = "a model is missing: the draft"
 _ABSENT = {
@@ -29,6 +36,14 @@ _ABSENT = {
 _RETRY_AFTER = 60.0  # seconds until a silent draft or verifier is tried again
 _MAX_CERTIFICATES = 256  # cached searches: a server's clients may choose risks and delimiters
 _MAX_VERIFIERS = 32  # likewise
+_MIN_TOKENS = 24  # tokens from which a reply measures the seconds of one
+_MIN_READ_TOKENS = 256  # prompt tokens without a prefix cache hit from which a reply measures the prefill of one
+_MIN_PASSES = 12  # forward passes from which a reply measures the acceptance rate of draft tokens
+_MAX_OTHERS_SHARE = 0.1  # CPU share of other programs from which a measurement is not kept for later runs
+
+
+_TOKENS: Mapping[bool, Mode] = {True: "sd", False: "off"}  # without draft steps, by whether there are draft tokens
+_BOTH: Mapping[bool, Mode] = {True: "lr+sd", False: "lr"}  # with them
 
 
 class CertifiedPolicy(NamedTuple):
@@ -37,6 +52,14 @@ class CertifiedPolicy(NamedTuple):
     policy: VerifierPolicy
     certificate: Certificate | None = None  # None: `reason` says why; a policy without a risk has neither
     reason: str | None = None
+
+
+class MeasurementStart(NamedTuple):
+    """The engines at the beginning of a reply whose speed is measured."""
+
+    number: int  # of the reply
+    beside: int  # other replies, or requests in the target's engine
+    cpu_time: asyncio.Task[CPUTime] | None  # None: other programs do not slow this machine's engines
 
 
 class EngineSet:
@@ -70,7 +93,7 @@ class EngineSet:
         self.drift_monitor = DriftMonitor(target, JudgeVerifier(EngineJudge(target), DISPUTED_BELOW), self._revoke)
         """Judges steps again that were accepted under a certificate."""
         self.replies = self.replies_at_once = 0  # replies started, and replies being written
-        self.modes = ModeChooser()  # chooses the mode of each node's replies, unless it is forced
+        self.modes = engine_setup.modes if engine_setup is not None else ModeChooser()
         self.warmer = PrefixWarmer(lambda: not self.replies_at_once)  # reads prompts ahead while no reply is written
         self.problems: dict[str, str] = {}  # why a requested draft, judge or embedding model is missing, by role
         self.clock = time.monotonic  # for the time until a silent draft or verifier is tried again
@@ -127,6 +150,83 @@ class EngineSet:
     def shared_draft(self) -> bool:
         """Whether the target takes draft tokens from a shared draft, which a reply may skip."""
         return self.draft is not None and isinstance(self.target, SupportsSharedDraft) and self.target.shared_draft
+
+    @property
+    def _beside(self) -> int:
+        """Replies beside the one that asks, or requests in the target's engine."""
+        return max(self.target.in_flight, self.replies_at_once - 1)
+
+    def choose_mode(self, node: str, policy: VerifierPolicy, *, verifies: bool, missing: str | None) -> ModeChoice:
+        """Choose the mode of a node's next reply: the one that the policy forces, else what the chooser says.
+
+        Without a verifier there are no draft steps; `missing` is the reason if the policy has one.
+        """
+        setup, tokens = self.engine_setup, _TOKENS[self.speculates_on_tokens]
+        if not verifies:
+            optional: tuple[Mode, ...] = (tokens, "off") if setup is not None and setup.draft_is_optional else (tokens,)
+            choice = self.modes.choose_mode(node, optional, tries=False)
+            return ModeChoice(tokens, missing or "the policy allows no draft step") if choice.mode == tokens else choice
+        both = _BOTH[self.speculates_on_tokens]
+        if policy.forces_speculation:
+            return ModeChoice(both, "the policy says how steps are speculated on")
+        if setup is None:
+            return ModeChoice(both, "engines were given")
+        modes: tuple[Mode, ...] = ("sd", "lr+sd", "off") if self.shared_draft else (tokens, both)
+        busy: Mode = "off" if setup.alone_when_busy else "sd"
+        beside = max(self.target.in_flight, self.replies_at_once)
+        return self.modes.choose_mode(node, modes, beside, busy=busy)
+
+    def begin_measurement(self) -> MeasurementStart:
+        """Begin to measure the speed of a reply, which counts among `replies_at_once`."""
+        self.replies += 1
+        kept = self.modes.record is not None and self._beside < BUSY
+        measures = kept and self.engine_setup is not None and self.engine_setup.on_cpu
+        cpu_time = asyncio.create_task(asyncio.to_thread(self.cpu_time)) if measures else None
+        return MeasurementStart(self.replies, self._beside, cpu_time)
+
+    async def learn(
+        self, node: str, mode: Mode, report: ReplyReport, tokens: int, start: MeasurementStart | None
+    ) -> None:
+        """Learn from a finished reply of so many tokens how fast a mode is in a node, if the load stayed the same.
+
+        Without a `start`, its speed is not typical, and only the lengths of prompt and reply count.
+        """
+        try:
+            await self._learn(node, mode, report, tokens, start)
+        except Exception as error:  # the reply is finished
+            logger.warning("nothing is learned from the speed of a reply: %s", error)
+
+    async def _learn(
+        self, node: str, mode: Mode, report: ReplyReport, tokens: int, start: MeasurementStart | None
+    ) -> None:
+        prompt, passes, found = report.target_prompt, report.target_forward_passes, dict[Quantity, float]()
+        read = prompt.total - prompt.cached if prompt.cached is not None else 0
+        if prompt.cached is not None and tokens:
+            self.modes.learn_tokens(node, read, tokens)
+        if start is None or not self._kept_load(start):
+            return
+        if tokens >= _MIN_TOKENS:
+            found["writing"] = report.pace(tokens)
+            if mode == "sd" and passes >= _MIN_PASSES and self.engine_setup and self.engine_setup.draft_tokens:
+                found["acceptance"] = acceptance_rate_of((tokens - 1) / (passes - 1), self.engine_setup.draft_tokens)
+        if read >= _MIN_READ_TOKENS:
+            found["prefill"] = report.seconds["prompt"] / read
+        if not found:
+            return
+        measured = self.modes.learn(node, mode, found, start.beside)
+        if start.cpu_time is not None:
+            others_share = (await asyncio.to_thread(self.cpu_time)).share_of_others(await start.cpu_time)
+            if others_share >= _MAX_OTHERS_SHARE:
+                logger.debug("other programs had %.0f %% of the cores: a reply's pace is not kept", 100 * others_share)
+                return
+        if self.modes.record is not None:
+            await asyncio.to_thread(self.modes.keep, measured)
+
+    def _kept_load(self, start: MeasurementStart) -> bool:
+        """Whether a reply ran alone from beginning to end, or beside a few others at both."""
+        if start.beside == 0:
+            return self.replies == start.number and self.target.in_flight == 0
+        return max(start.beside, self._beside) < BUSY and self._beside > 0
 
     def resolve_certificate(self, policy: VerifierPolicy) -> CertifiedPolicy:
         """Return a policy with the verifier that keeps its risk on these models."""

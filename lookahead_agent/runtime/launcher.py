@@ -162,6 +162,8 @@ class EngineLauncher:
             config = self.config(role, weights.folder, {**weights.arguments, **(more_arguments or {})})
             with self.progress.task(f"Loading {role} model {name}"):
                 engine = pool.acquire(config)
+                if role == "target":
+                    engine.restarts = True
                 with self._held_lock:
                     if self._releases == releases:
                         self.held.append(config)  # here, because a cancelled call holds the engine too

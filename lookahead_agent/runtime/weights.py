@@ -7,8 +7,8 @@ from typing import Any, Self
 
 from lookahead_agent.cpu import INT8
 from lookahead_agent.engines.vllm_config import runs_on_cpu
-from lookahead_agent.hardware.choice import WITH_AVX2, WITH_DOT_PRODUCTS, WITHOUT_INT8, CPUDefaults, Kernel, defaults_of
 from lookahead_agent.models.conversion import WeightForm, ensure_form, folder_of_form, is_quantized
+from lookahead_agent.modes.table import WITH_AVX2, WITH_DOT_PRODUCTS, WITHOUT_INT8, CPUDefaults, Kernel, defaults_of
 from lookahead_agent.system.progress import Progress
 
 

@@ -32,6 +32,8 @@ class ServerSettings(BaseModel):
     max_choices: int = Field(8, ge=1)  # maximum number of replies (`n`) to one request
     concurrent: int = Field(32, ge=1)  # replies that are generated at once
     queue: int = Field(64, ge=0)  # replies that may wait for a slot; further requests get status 429
+    stored_responses: int = Field(1000, ge=0)  # responses that are kept for later requests, of all clients together
+    stored_bytes: int = Field(64 << 20, ge=0)  # their length, with their conversations; each client has an equal share
     # Whether a request's policy may start models that do not run, while the others wait.
     start_models: bool = False
     # Names that clients may send as `Host`; IP addresses are always allowed. "*.example.com" allows every name with

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
@@ -17,18 +18,24 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from lookahead_agent.chat.model import ChatLookahead
+from lookahead_agent.engines.affinity import AFFINITY_HEADERS
 from lookahead_agent.generation.backend import GenerateRequest, request_from_json
 from lookahead_agent.generation.server_backend import CHAT_PATH, ENGINES_HEADER, STATUS_PATH, WARM_PATH, ServerStatus
 from lookahead_agent.server import ServerSettings
-from lookahead_agent.server.body import BodyReader
+from lookahead_agent.server.body import Body, BodyReader
 from lookahead_agent.server.clients import Client
 from lookahead_agent.server.errors import ErrorReplies, RefusedError
 from lookahead_agent.server.head import HeadCheck
 from lookahead_agent.server.protocol import ChatRequestBody, CompletionRequestBody
 from lookahead_agent.server.replies import Replies, ReplyResponse
 from lookahead_agent.server.start import EngineStart
+from lookahead_agent.server.stored_responses import ResponseStore, StoredResponse
 from lookahead_agent.server.writer import ReplyWriter
 from lookahead_agent.system import background
+
+if TYPE_CHECKING:
+    from lookahead_agent.server.responses_reply import ResponseReply
+    from lookahead_agent.server.responses_request import ResponseRequestBody
 
 Endpoint = Callable[[Request, Client], Awaitable[Response]]
 
@@ -41,6 +48,7 @@ def create_app(
     """Create the ASGI application; its lifespan starts the engines of the chat model, by `start`, and closes them."""
     settings = settings or ServerSettings()
     writer, bodies = ReplyWriter(llm, settings), BodyReader(settings.request_timeout)
+    stored = ResponseStore(settings.stored_responses, settings.stored_bytes, writer.clients.count)
     created = int(time.time())
     start = start or EngineStart(llm)
     errors = ErrorReplies(writer.metrics.count_error, with_exceptions=settings.engines_digest is not None)
@@ -53,15 +61,30 @@ def create_app(
         finally:
             await asyncio.to_thread(llm.close)
 
+    async def read_requests(
+        request: Request,
+        client: Client,
+        model: type[Body],
+        translate: Callable[[Body, int], ChatRequestBody | CompletionRequestBody] = lambda body, _: body,
+    ) -> tuple[Body, list[GenerateRequest]]:
+        """Read a body, and the requests for its replies; `translate` takes it, and the longest body in bytes."""
+        length = await writer.context_length()
+        limit = settings.body_limit(length)
+        policy, node = (request.headers.get(f"X-Lookahead-{name}") for name in ("Policy", "Node"))
+        # The client's key keeps its thread together on the servers of this server's engines.
+        thread = next(filter(None, map(request.headers.get, AFFINITY_HEADERS)), None)
+        data = await bodies.read_json(request, limit)
+        async with bodies.slot(data):
+            body = await bodies.parse(data, model, length)
+            requests = await asyncio.to_thread(
+                lambda: writer.requests(translate(body, limit), client, policy, node, thread)
+            )
+        return body, requests
+
     async def respond(
         request: Request, client: Client, model: type[ChatRequestBody | CompletionRequestBody] = CompletionRequestBody
     ) -> Response:
-        length = await writer.context_length()
-        policy, node = (request.headers.get(f"X-Lookahead-{name}") for name in ("Policy", "Node"))
-        data = await bodies.read_json(request, settings.body_limit(length))
-        async with bodies.slot(data):
-            body = await bodies.parse(data, model, length)
-            requests = await asyncio.to_thread(writer.requests, body, client, policy, node)
+        body, requests = await read_requests(request, client, model)
         usage, chat = body.stream_options and body.stream_options.include_usage, isinstance(body, ChatRequestBody)
         owner = writer.clients.owner(client)
         streams = [writer.generate(each, owner) for each in requests]
@@ -78,6 +101,44 @@ def create_app(
             replies = Replies(streams, 1, writer.model_name, chat=True, with_events=True)
             return ReplyResponse(replies.events(errors), "text/event-stream")
         return await respond(request, client, ChatRequestBody)
+
+    async def create_response(request: Request, client: Client) -> Response:
+        request_model, reply_model = await asyncio.to_thread(_load_responses)
+        earlier: list[dict[str, Any]] = []
+
+        def translate(body: "ResponseRequestBody", limit: int) -> ChatRequestBody:
+            if body.store and not stored.is_enabled:
+                raise RefusedError(400, "store: this server stores no responses", param="store")
+            if body.previous_response_id is not None:
+                conversation = stored.get(client, body.previous_response_id, "previous_response_id").conversation
+                if len(conversation) > limit:
+                    message = f"the conversation is longer than {limit} bytes: begin a new one"
+                    raise RefusedError(400, message, param="previous_response_id", code="context_length_exceeded")
+                earlier.extend(json.loads(conversation))
+            return body.chat_body(earlier)
+
+        body, (generate_request,) = await read_requests(request, client, request_model, translate)
+
+        def store(response: dict[str, Any]) -> bool:
+            conversation = json.dumps([*earlier, *body.items, *response["output"]])
+            return stored.put(client, response["id"], StoredResponse(json.dumps(response), conversation))
+
+        stream = writer.generate(generate_request, writer.clients.owner(client))
+        keeps = stored.is_enabled and body.store is not False
+        reply = reply_model(stream, body, generate_request, writer.model_name, store if keeps else None)
+        if body.stream:
+            return ReplyResponse(reply.events(errors), "text/event-stream")
+        return ReplyResponse(reply.body(), "application/json")
+
+    async def response(request: Request, client: Client) -> Response:
+        if request.query_params:
+            name = min(request.query_params)
+            raise RefusedError(400, f"the parameter {name[:80]!r} is not supported: it takes none", param=name)
+        response_id = request.path_params["id"]
+        if request.method == "DELETE":
+            stored.delete(client, response_id)
+            return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+        return Response(stored.get(client, response_id).response, media_type="application/json")
 
     async def models(request: Request, _: Client) -> Response:
         name = request.path_params.get("name", writer.model_name)
@@ -147,6 +208,8 @@ def create_app(
     routes = [
         Route(CHAT_PATH, with_client(chat), methods=["POST"]),
         Route("/v1/completions", with_client(respond), methods=["POST"]),
+        Route("/v1/responses", with_client(create_response), methods=["POST"]),
+        Route("/v1/responses/{id}", with_client(response), methods=["GET", "DELETE"]),
         *(Route(path, with_client(models)) for path in ("/v1/models", "/v1/models/{name:path}")),
         Route("/health", health),
         Route("/metrics", metrics),
@@ -155,8 +218,18 @@ def create_app(
         routes += [Route(STATUS_PATH, status), Route(WARM_PATH, warm, methods=["POST"])]
     middleware = [Middleware(HeadCheck, allowed=settings.allowed_hosts, errors=errors)]
     if origins := settings.cors_origins:
-        cors = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
+        cors = Middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST", "DELETE"], allow_headers=["*"]
+        )
         middleware.insert(0, cors)
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=errors.handlers, lifespan=lifespan)
     app.state.writer = writer
     return app
+
+
+def _load_responses() -> tuple[type["ResponseRequestBody"], type["ResponseReply"]]:
+    """Import OpenAI's SDK, which takes seconds, with the first request for a response."""
+    from lookahead_agent.server.responses_reply import ResponseReply
+    from lookahead_agent.server.responses_request import ResponseRequestBody
+
+    return ResponseRequestBody, ResponseReply

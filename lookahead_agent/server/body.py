@@ -91,14 +91,18 @@ class BodyReader:
         return b"".join(chunks)
 
 
-def _parse_body(data: bytes, model: type[Body], token_ids: int) -> Body:
-    document = _parse_json(data, _MAX_VALUES + token_ids)
+def validate(model: type[Body], document: Any, at: str = "") -> Body:
+    """Validate a value, at a path in the body; raises RefusedError for its first problem."""
     try:
         return model.model_validate(document)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        name = ".".join(str(part) for part in problem["loc"])
+        name = ".".join(str(part) for part in (*([at] if at else []), *problem["loc"]))
         raise RefusedError(400, f"{name or 'body'}: {problem['msg']}", param=name or None) from None
+
+
+def _parse_body(data: bytes, model: type[Body], token_ids: int) -> Body:
+    return validate(model, _parse_json(data, _MAX_VALUES + token_ids))
 
 
 def _parse_json(data: bytes, max_values: int) -> Any:

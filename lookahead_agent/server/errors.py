@@ -16,7 +16,10 @@ logger = logging.getLogger(__name__)
 
 # Absolute paths and URLs, which responses must not reveal.
 _INTERNAL = re.compile(r"https?://\S+|(?<![\w.])(?:/[\w.@+-]+){2,}/?|[A-Za-z]:\\\S+")
-_NOT_FOUND = "there is nothing here: the server answers POST /v1/chat/completions, /v1/completions, and GET /v1/models"
+_NOT_FOUND = (
+    "there is nothing here: the server answers POST /v1/chat/completions, /v1/responses, /v1/completions, "
+    "and GET /v1/models"
+)
 _MAX_LENGTH = 1000  # Characters of an error message
 _FAILED = "the model failed; the server's log says why"
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from lookahead_agent.generation.call_options import MaxTokens, SamplingArguments
+from lookahead_agent.generation.call_options import MaxTokens, SamplingArguments, ThinkingTokens
 
 _MAX_MESSAGES = 10_000
-_MAX_TOOLS = 512
+MAX_TOOLS = 512
 _MAX_PARTS = 4096
 _MAX_STOPS = 16
 _NO_LOGPROBS = "logprobs are not supported: the target never gave those of a draft's step that was accepted"
@@ -145,10 +145,12 @@ class ChatRequestBody(Sampled):
 
     messages: Annotated[list[Message], Field(fail_fast=True)] = Field(min_length=1, max_length=_MAX_MESSAGES)
     max_completion_tokens: MaxTokens | None = None
-    tools: Annotated[list[_Tool], Field(fail_fast=True)] | None = Field(None, max_length=_MAX_TOOLS)
+    tools: Annotated[list[_Tool], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    thinking_tokens: ThinkingTokens | None = None
+    thinking_token_budget: Literal[-1] | ThinkingTokens | None = None  # vLLM's name; -1: no budget
     logprobs: bool | None = None
     top_logprobs: int | None = None
     store: bool | None = None
@@ -163,6 +165,10 @@ class ChatRequestBody(Sampled):
         if self.tool_choice not in (None, "none", "auto") and not self.tools:
             raise ValueError("tool_choice is for requests with tools")
         self.max_tokens = self.max_completion_tokens or self.max_tokens
+        if self.thinking_token_budget is not None:
+            if self.thinking_tokens is not None:
+                raise ValueError("thinking_tokens and thinking_token_budget are one option: leave one of them out")
+            self.thinking_tokens = None if self.thinking_token_budget < 0 else self.thinking_token_budget
         return self
 
 

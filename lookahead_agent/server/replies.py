@@ -21,6 +21,9 @@ from lookahead_agent.system.background import event_stream, gather_or_cancel
 
 T = TypeVar("T")
 
+_THINKING_KEYS = ("reasoning_content", "reasoning")
+"""Fields of a message with its thinking: DeepSeek's name, which most clients read, and vLLM's present one."""
+
 
 @dataclass(eq=False)
 class Replies:
@@ -55,7 +58,7 @@ class Replies:
             "object": "chat.completion" if self.chat else "text_completion",
             "choices": [{"index": index, "logprobs": None} | self._choice(reply) for index, reply in replies],
             "usage": self._usage(),
-            "lookahead": [_metadata(reply) for _, reply in replies],
+            "lookahead": [reply_metadata(reply) for _, reply in replies],
         }
         yield json.dumps(self._base | content)
 
@@ -66,7 +69,7 @@ class Replies:
         message = {
             "role": "assistant",
             "content": reply.content or (None if calls else ""),
-            "reasoning_content": reply.thinking or None,
+            **dict.fromkeys(_THINKING_KEYS, reply.thinking or None),
             "tool_calls": calls or None,
         }
         return {"message": message, "finish_reason": _finish_reason(reply)}
@@ -100,7 +103,7 @@ class Replies:
                 chunks = [base | {"choices": [{"index": index, "logprobs": None} | part]} for part in parts]
                 if isinstance(event, ChatReply):
                     self._finished[index] = event
-                    chunks[-1]["lookahead"] = event_to_json(event) if self.with_events else _metadata(event)
+                    chunks[-1]["lookahead"] = event_to_json(event) if self.with_events else reply_metadata(event)
                 for chunk in chunks:
                     yield chunk
         if self.with_usage:
@@ -110,8 +113,8 @@ class Replies:
         role = {} if index in self._started else {"role": "assistant"}
         self._started.add(index)
         if isinstance(event, TextDelta):
-            kind = "reasoning_content" if event.kind == "thinking" else "content"
-            yield {"delta": role | {kind: event.text}, "finish_reason": None}
+            kinds = _THINKING_KEYS if event.kind == "thinking" else ("content",)
+            yield {"delta": role | dict.fromkeys(kinds, event.text), "finish_reason": None}
             return
         calls = {"tool_calls": _tool_calls(event)} if _tool_calls(event) else {}
         if calls and not event.invalid_tool_calls:
@@ -153,9 +156,10 @@ def _finish_reason(reply: ChatReply) -> str:
     return "tool_calls" if reply.finish_reason == "stop" and _tool_calls(reply) else reply.finish_reason
 
 
-def _metadata(reply: ChatReply) -> dict[str, Any]:
-    """The public part of a reply's metadata: policy, step counts, acceptance, and whether speculation was disabled."""
-    metadata = {name: reply.lookahead[name] for name in ("policy", "steps", "accepted", "acceptance_rate")}
+def reply_metadata(reply: ChatReply) -> dict[str, Any]:
+    """The public part of a reply's metadata: policy, steps, acceptance, and what ended speculation or thinking."""
+    names = ("policy", "steps", "accepted", "acceptance_rate", "thinking_ended_by_budget")
+    metadata = {name: reply.lookahead[name] for name in names}
     return metadata | {"speculation_disabled": reply.lookahead["speculation_disabled"] is not None}
 
 

@@ -26,15 +26,21 @@ from lookahead_agent.server.protocol import ChatRequestBody, CompletionRequestBo
 from lookahead_agent.system import background
 
 _MAX_NODE = 256
+_MAX_NODES = 32  # Nodes with a label of their own besides those with a policy
 _ENDED = "the server ended while it generated the reply: the time for its shutdown is over"
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
 
 
 class Metrics:
-    """Prometheus metrics; nodes and policies other than those given, which clients make up, are labelled "other"."""
+    """Prometheus metrics by policy and node.
+
+    Clients can make up nodes and policies. The nodes given have their own labels, and so have the first 32 others;
+    further ones, and policies other than those given, are labelled "other".
+    """
 
     def __init__(self, nodes: frozenset[str], policies: frozenset[str]) -> None:
-        self._nodes = nodes
+        self._nodes = set(nodes)
+        self._max_nodes = len(nodes) + _MAX_NODES
         self._policies = policies
         self._registry = CollectorRegistry()
         labels = ("policy", "node")
@@ -64,6 +70,8 @@ class Metrics:
         """Count a reply by its seconds in total and until its first text; `first` is None if it had no text."""
         metadata = reply.lookahead
         path, name = metadata["path"], metadata["policy"]
+        if path is not None and len(self._nodes) < self._max_nodes:
+            self._nodes.add(path)
         node = "" if path is None else path if path in self._nodes else "other"
         # A client may make up "balanced:depth=8": all variants of a policy share one label.
         base = name.partition(":")[0]
@@ -136,9 +144,17 @@ class ReplyWriter:
         return RefusedError(404, message, param="model", code="model_not_found")
 
     def requests(
-        self, body: ChatRequestBody | CompletionRequestBody, client: Client, policy: str | None, node: str | None
+        self,
+        body: ChatRequestBody | CompletionRequestBody,
+        client: Client,
+        policy: str | None,
+        node: str | None,
+        thread: str | None = None,
     ) -> list[GenerateRequest]:
-        """Turn a body into one request per reply; `policy` and `node` are from the headers and override the body's."""
+        """Turn a body into one request per reply; `policy`, `node` and `thread` are from the headers.
+
+        `policy` and `node` override the body's; requests of one thread go to one replica of the engines' servers.
+        """
         limits, max_tokens = self.settings, body.max_tokens
         if body.model is not None and body.model != self.model_name:
             raise self.unknown_model(body.model)
@@ -155,6 +171,7 @@ class ReplyWriter:
             prompts = [[from_openai(message.model_dump(exclude_none=True)) for message in body.messages]]
             tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
             options |= {"tools": tools, "template_arguments": body.chat_template_kwargs or {}}
+            options |= {"thinking_tokens": body.thinking_tokens}
         else:
             prompts = list(body.prompts)
             if len(prompts) * body.n > limits.max_choices:
@@ -166,7 +183,10 @@ class ReplyWriter:
         call_options = [CallOptions.read({**options, "seed": seed}) for seed in seeds]
         requests = [self.llm.request(prompt, each) for prompt in prompts for each in call_options]
         salt = client.cache_salt(body.cache_salt)
-        requests = [replace(each, sampling=replace(each.sampling, cache_salt=salt)) for each in requests]
+        requests = [
+            replace(each, sampling=replace(each.sampling, cache_salt=salt), thread=thread or each.thread)
+            for each in requests
+        ]
         self.check_models(requests[0])
         return requests
 

@@ -24,8 +24,8 @@ from lookahead_agent.engines.protocol import Engine, Sampling
 from lookahead_agent.engines.vllm_config import VLLMConfig, as_arguments
 from lookahead_agent.engines.vllm_engine import VLLMEngine
 from lookahead_agent.errors import ConversionError
-from lookahead_agent.hardware.choice import Precision, defaults_of
 from lookahead_agent.models.conversion import ensure_form
+from lookahead_agent.modes.table import Precision, defaults_of
 from lookahead_agent.runtime.weights import Platform, weights_in
 from lookahead_agent.system import background
 from lookahead_agent.system.progress import LogProgress

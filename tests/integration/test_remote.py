@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from lookahead_agent.errors import EngineError
 from lookahead_agent.system import background
 from lookahead_agent.verifiers.judge import RemoteJudge
 from tests.integration.conftest import TINY_ENGINE, descendants
-from tests.integration.servers import TINY, free_port, vllm_server, wait_until_healthy
+from tests.integration.servers import TINY, free_port, kill, vllm_server, wait_until_healthy
 from tests.integration.tiny_models import questions
 from tests.waiting import wait_until
 
@@ -242,12 +243,30 @@ def test_killed_draft_server_leaves_the_targets_reply_and_is_used_again_later(pa
             assert sum(metadata(recovered)["tokens"]["draft"].values()) > 0
 
 
-def test_killed_target_server_raises_one_clear_error(pair: ServerPair, tiny: ChatLookahead) -> None:
+@pytest.mark.timeout(600)
+def test_a_reply_survives_a_killed_target_server_and_without_retries_it_is_one_clear_error(
+    pair: ServerPair, tiny: ChatLookahead
+) -> None:
     """The server is also another model's judge, whose reply is then the target's."""
-    with pair.llm() as llm, judged(pair, pair.target_port) as judged_llm:
+    with ExitStack() as stack:
+        survivor = stack.enter_context(pair.llm(max_retries=2, policy="off"))
+        expected = survivor.invoke(QUESTION, max_tokens=700)
+        started: list[subprocess.Popen[bytes]] = []
+
+        def kill_and_start() -> None:
+            pair.kill(pair.target_port)
+            server = vllm_server(pair.target, pair.target_port, *TINY, cores="0")
+            started.append(stack.enter_context(server))
+
+        message = stream_and_kill(survivor, kill_and_start)
+        assert message.response_metadata["token_ids"] == expected.response_metadata["token_ids"]
+        assert (message.text, message.usage_metadata) == (expected.text, expected.usage_metadata)
+        assert metadata(message)["resumptions"] == 1
+        llm = stack.enter_context(pair.llm())
+        judged_llm = stack.enter_context(judged(pair, pair.target_port))
         judged_llm.start()
         with pytest.raises(EngineError, match=r"the target at http://127\.0\.0\.1:"):
-            stream_and_kill(llm, lambda: pair.kill(pair.target_port))
+            stream_and_kill(llm, lambda: kill(started[0]))
         engines = llm.backend.runtime.running  # type: ignore[union-attr]
         assert engines is not None
         assert engines.target.in_flight == 0

@@ -14,15 +14,18 @@ import httpx
 import pytest
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, MessagesState, StateGraph
+from starlette.testclient import TestClient
 
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.engines import Sampling, ScriptedEngine
 from lookahead_agent.engines.affinity import AFFINITY, Affinity, affinity_key
 from lookahead_agent.engines.openai_http import OpenAIEngine
-from lookahead_agent.engines.protocol import Delta
+from lookahead_agent.engines.protocol import Delta, Engine
 from lookahead_agent.engines.servers import RemoteModel, Server
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.server import ServerSettings
+from lookahead_agent.server.app import create_app
 from lookahead_agent.testing import scripted_engines
 from tests.unit.fake_vllm import FakeServer, tokenizer_in
 
@@ -174,24 +177,41 @@ def test_names_of_headers_are_checked() -> None:
         ChatLookahead(affinity_headers=("X-A",))
 
 
+def watch(engine: Engine, name: str, seen: list[tuple[str, str | None]]) -> None:
+    """Record the keys of an engine's requests."""
+    assert isinstance(engine, ScriptedEngine)
+    generate = engine.generate
+
+    def recorded(prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
+        seen.append((name, affinity_key(None)))
+        return generate(prompt_ids, sampling)
+
+    engine.generate = recorded  # type: ignore[method-assign]
+
+
+def test_a_server_passes_its_clients_keys_on_to_the_servers_of_its_engines() -> None:
+    seen: list[tuple[str, str | None]] = []
+    engines = scripted_engines("It is 4.")
+    watch(engines.target, "target", seen)
+    app = create_app(ChatLookahead(engines=engines, policy="off"), ServerSettings())
+    with TestClient(app, base_url="http://localhost") as client:
+        for number, headers in enumerate(
+            ({"X-Session-ID": "a"}, {"x-session-id": "a"}, {"X-SMG-Routing-Key": "b"}, {})
+        ):
+            body = {"messages": [{"role": "user", "content": f"Question {number}"}]}
+            assert client.post("/v1/chat/completions", headers=headers, json=body).status_code == 200
+    assert [key for _, key in seen[:3]] == [key_of("a"), key_of("a"), key_of("b")]
+    assert seen[3][1] not in (None, key_of("a"), key_of("b"))
+
+
 def test_every_request_of_replies_in_threads_has_the_key_of_its_thread() -> None:
     """Target and draft of a graph's replies, with draft steps, in several threads at once."""
     seen: list[tuple[str, str | None]] = []
 
-    def watch(name: str, engine: ScriptedEngine) -> None:
-        generate = engine.generate
-
-        def recorded(prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
-            seen.append((name, affinity_key(None)))
-            return generate(prompt_ids, sampling)
-
-        engine.generate = recorded  # type: ignore[method-assign]
-
     engines = scripted_engines("First this.\n\nThen that.\n\nIt is 4.")
-    assert isinstance(engines.target, ScriptedEngine)
-    assert isinstance(engines.draft, ScriptedEngine)
-    watch("target", engines.target)
-    watch("draft", engines.draft)
+    assert engines.draft is not None
+    watch(engines.target, "target", seen)
+    watch(engines.draft, "draft", seen)
     llm = ChatLookahead(engines=engines, policy="exact", depth=3)
     builder = StateGraph(MessagesState)
     builder.add_node("writer", lambda state: {"messages": [llm.invoke(state["messages"])]})

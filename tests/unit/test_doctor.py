@@ -14,8 +14,8 @@ from lookahead_agent.cli.app import app
 from lookahead_agent.engines.processes import crash_reason, start_failure_reason
 from lookahead_agent.errors import IsolationError
 from lookahead_agent.hardware.diagnostics import _SANDBOX_FIX, Check, Machine, diagnose
-from lookahead_agent.hardware.inventory import gpus, output_of
 from lookahead_agent.models.resolve import choose_models
+from lookahead_agent.system.inventory import gpus, output_of
 from lookahead_agent.system.machine import memory
 from tests.unit.weights import weights
 

@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 
 from lookahead_agent.cpu import INT8
-from lookahead_agent.engines.shared_draft_proposer import COSTS
+from lookahead_agent.engines.shared_draft_proposer import ACCEPTANCE, COSTS
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.engines.vllm_config import uses_shared_draft
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.models.cache import GGUF
 from lookahead_agent.models.conversion import folder_of_form
 from lookahead_agent.models.resolve import choose_models
+from lookahead_agent.modes.chooser import ModeChooser
+from lookahead_agent.modes.record import Quantity
+from lookahead_agent.modes.table import Mode
 from lookahead_agent.runtime.engine_selection import (
     EngineSetup,
     RuntimeSpec,
@@ -52,6 +55,11 @@ def select(pair: tuple[Path, Path], platform: Platform = PLAIN, **options: Any) 
     return select_engines(RuntimeSpec(MODELS, **options), *pair, platform)
 
 
+def keep_replies(modes: ModeChooser, mode: Mode, found: dict[Quantity, float]) -> None:
+    for _ in range(3):
+        modes.keep(modes.learn("node", mode, found))
+
+
 def folder_of(weights: Weights | None) -> Path:
     assert weights is not None
     return weights.folder
@@ -69,7 +77,8 @@ def test_default_selection_takes_the_fastest_configuration_and_gives_the_reason(
     assert by_batch_size[-1][1:] == (32, 0)
     assert setup.configuration is not None
     assert setup.configuration.name in setup.reason
-    assert setup.speeds is not None
+    assert setup.modes.record is not None
+    assert setup.modes.configuration == setup.configuration.name
     assert not setup.draft_engine
 
 
@@ -86,15 +95,33 @@ def test_default_precision_depends_on_the_cpus_int8_instructions(
 
 def test_measured_replies_change_the_next_selection(pair: tuple[Path, Path]) -> None:
     first = select(pair, WITH_INT8)
-    assert first.speeds is not None
-    assert first.configuration is not None
-    for _ in range(3):
-        first.speeds.add(first.configuration.name, 0.05, acceptance_rate=0.7)
+    keep_replies(first.modes, "sd", {"writing": 0.05, "acceptance": 0.7})
     again = select(pair, WITH_INT8)
     assert again.draft_tokens == 1, "the measured acceptance rate is lower"
-    for _ in range(3):
-        first.speeds.add("none, target int8", 0.03)
+    forced = select(pair, WITH_INT8, token_speculation="shared_draft")
+    assert forced.target_arguments["additional_config"][ACCEPTANCE] == 0.7
+    alone = select(pair, WITH_INT8, token_speculation="none")
+    assert alone.modes.configuration == "none, target int8"
+    keep_replies(alone.modes, "off", {"writing": 0.03})
     assert select(pair, WITH_INT8).speculation_method == "none"
+
+
+def test_paces_of_other_engines_are_not_those_of_the_target_alone(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    looks_up = select(pair, WITH_INT8, token_speculation="ngram")
+    assert looks_up.modes.configuration == "ngram, target int8"
+    other = model(tmp_path / "other", SMALL, ["<eos>", "?", "x", "y"])
+    beside = select((pair[0], other), WITH_INT8, draft_engine=True)
+    assert beside.modes.configuration == "none, target int8, draft int8, beside a draft"
+    keep_replies(looks_up.modes, "sd", {"writing": 0.001})
+    keep_replies(beside.modes, "off", {"writing": 0.001})
+    assert "none, target int8" not in select(pair, WITH_INT8).modes.paces()
+
+
+def test_every_platform_keeps_the_paces_of_its_replies_except_those_of_servers(pair: tuple[Path, Path]) -> None:
+    keep_replies(select(pair, GPU, draft_engine=True).modes, "lr+sd", {"writing": 0.01})
+    assert "lr+sd" in "".join(select(pair, GPU).modes.table())
+    assert select(pair, GPU, target_arguments={"tensor_parallel_size": 2}).modes.table() == [], "it is another machine"
+    assert select_engines(RuntimeSpec(MODELS), None, pair[1], GPU).modes.record is None
 
 
 def test_requested_int8_is_converted_only_on_a_cpu_that_supports_it(pair: tuple[Path, Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any
 import pytest
 
 from lookahead_agent import ChatLookahead
+from lookahead_agent.decoding.accounting import PromptCounts, ReplyReport
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.engines.scripted import ScriptedEngine, ScriptedTokenizer, reply_script
-from lookahead_agent.hardware.choice import Configuration
-from lookahead_agent.hardware.reply_speeds import CPUTime, ReplySpeeds
+from lookahead_agent.modes.chooser import ModeChooser
+from lookahead_agent.modes.record import CPUTime, PaceRecord, Series
+from lookahead_agent.modes.table import Configuration
 from lookahead_agent.runtime.engine_selection import EngineSetup
 from lookahead_agent.runtime.engine_set import EngineSet
 
@@ -21,9 +24,9 @@ CONFIGURATION = Configuration("draft_model", "fp32", "fp32", ((1, 32, 2),))
 
 
 @pytest.fixture
-def speeds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ReplySpeeds:
+def record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PaceRecord:
     monkeypatch.setenv("LOOKAHEAD_AGENT_CACHE", str(tmp_path))
-    return ReplySpeeds(["target", "draft"])
+    return PaceRecord(["target", "draft"])
 
 
 class SharedCPUTime(CPUTime):
@@ -35,7 +38,7 @@ class SharedCPUTime(CPUTime):
         return self.others
 
 
-def chat(speeds: ReplySpeeds, tokens_per_delta: int, others: float = 0.0, **fields: Any) -> ChatLookahead:
+def chat(record: PaceRecord, tokens_per_delta: int, others: float = 0.0, **fields: Any) -> ChatLookahead:
     target = ScriptedEngine(
         ScriptedTokenizer(), reply_script(lambda _: "one two three four " * 20, 0.2), tokens_per_delta=tokens_per_delta
     )
@@ -43,7 +46,8 @@ def chat(speeds: ReplySpeeds, tokens_per_delta: int, others: float = 0.0, **fiel
         target_arguments={"speculative_config": {"method": "draft_model", "num_speculative_tokens": 2}},
         speculation_method="draft_model",
         configuration=CONFIGURATION,
-        speeds=speeds,
+        on_cpu=True,
+        modes=ModeChooser(record, configuration=CONFIGURATION.name),
     )
     shared = type("Shared", (SharedCPUTime,), {"others": others})
     engines = EngineSet(target, engine_setup=engine_setup, cpu_time=shared.now)
@@ -51,44 +55,84 @@ def chat(speeds: ReplySpeeds, tokens_per_delta: int, others: float = 0.0, **fiel
 
 
 @pytest.mark.parametrize(("tokens", "low", "high"), [(1, 0.0, 0.02), (2, 0.6, 0.65), (3, 0.98, 1.0)])
-def test_replies_record_pace_and_acceptance_rate(speeds: ReplySpeeds, tokens: int, low: float, high: float) -> None:
-    llm = chat(speeds, tokens)
+def test_replies_record_pace_and_acceptance_rate(record: PaceRecord, tokens: int, low: float, high: float) -> None:
+    llm = chat(record, tokens)
     for _ in range(2):
         llm.invoke("?")
-    assert speeds.paces() == {}, "two replies are too few"
+    assert ModeChooser(record).paces() == {}, "two replies are too few"
     llm.invoke("?")
-    assert 0 < speeds.paces()[CONFIGURATION.name] < 0.1
-    rate = speeds.acceptance_rate()
-    assert rate is not None
-    assert low <= rate <= high
+    chooser = ModeChooser(record)
+    assert 0 < chooser.paces()[CONFIGURATION.name] < 0.1
+    assert low <= chooser.acceptance_rate <= high
+    assert Series(CONFIGURATION.name, "sd", node="|off") in record.read(), "the node has its own"
+    assert "(all)" in llm.explain()
+    assert "|off" in llm.explain()
 
 
-def test_short_reply_is_not_recorded(speeds: ReplySpeeds) -> None:
-    chat(speeds, 2, max_tokens=20).invoke("?")
-    assert speeds.paces() == {}
-    assert speeds.acceptance_rate() is None
+def test_short_reply_is_not_recorded(record: PaceRecord) -> None:
+    llm = chat(record, 2, max_tokens=20)
+    llm.invoke("?")
+    assert record.read() == {}
+    assert llm.explain() == "The caller supplied the engines", "nothing is measured"
 
 
-def test_concurrent_replies_are_not_recorded(speeds: ReplySpeeds) -> None:
-    llm = chat(speeds, 2)
+def test_paces_of_concurrent_replies_are_not_those_of_replies_alone(record: PaceRecord) -> None:
+    llm = chat(record, 2)
     for _ in range(3):
         llm.batch(["?"] * 8)
-    assert speeds.paces() == {}
+    assert ModeChooser(record).paces() == {}
     for _ in range(3):
         llm.invoke("?")
-    assert speeds.paces()
+    assert ModeChooser(record).paces()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "load"),
+    [(1, 1, "alone"), (1, 2, None), (3, 2, "beside others"), (2, 1, None), (3, 5, None), (5, 3, None)],
+)
+def test_a_reply_is_learned_from_if_its_load_stayed_the_same(before: int, after: int, load: str | None) -> None:
+    """The numbers of replies that are being written as it begins and as it ends."""
+
+    async def learn() -> str:
+        engines = EngineSet(ScriptedEngine(ScriptedTokenizer(), reply_script(lambda _: "yes")))
+        engines.replies_at_once = before
+        start = engines.begin_measurement()
+        engines.replies_at_once = after
+        engines.replies += max(0, after - before)
+        report = ReplyReport(seconds={"prompt": 1.0, "writing": 2.0})
+        await engines.learn("node", "sd", report, 101, start)
+        return "\n".join(line for line in engines.modes.table() if "node  " in line and "20.0" in line)
+
+    learned = asyncio.run(learn())
+    assert (load in learned) if load is not None else learned == ""
+
+
+@pytest.mark.parametrize(
+    ("read", "tokens", "quantities"), [(500, 9, {"prefill"}), (90, 101, {"writing"}), (90, 9, set())]
+)
+def test_short_replies_to_long_prompts_measure_the_prefill(
+    record: PaceRecord, read: int, tokens: int, quantities: set[str]
+) -> None:
+    async def learn() -> None:
+        setup = EngineSetup(modes=ModeChooser(record, configuration="shared_draft"))
+        engines = EngineSet(ScriptedEngine(ScriptedTokenizer(), reply_script(lambda _: "yes")), engine_setup=setup)
+        engines.replies_at_once = 1
+        report = ReplyReport(seconds={"prompt": 1.0, "writing": 2.0}, target_prompt=PromptCounts(600, 600 - read))
+        await engines.learn("node", "sd", report, tokens, engines.begin_measurement())
+
+    asyncio.run(learn())
+    kept = record.read()
+    assert {series.quantity for series in kept if series.node} == quantities
+    assert kept.get(Series("shared_draft", "sd", node="node", quantity="prefill"), [0.002]) == [0.002]
 
 
 @pytest.mark.parametrize(("others", "recorded"), [(0.05, True), (0.3, False)])
 def test_replies_slowed_down_by_other_programs_are_not_recorded(
-    speeds: ReplySpeeds, others: float, *, recorded: bool
+    record: PaceRecord, others: float, *, recorded: bool
 ) -> None:
     """A configuration slowed down by other work would never be selected again, nor measured anew."""
-    llm = chat(speeds, 2, others)
-    for _ in range(3):
-        llm.invoke("?")
-    assert bool(speeds.paces()) is recorded
-    assert (speeds.acceptance_rate() is not None) is recorded
+    chat(record, 2, others).invoke("?")
+    assert bool(record.read()) is recorded
 
 
 class UncachedEngine(ScriptedEngine):

@@ -29,11 +29,11 @@ from lookahead_agent.errors import (
 )
 from lookahead_agent.hardware.diagnostics import diagnose
 from lookahead_agent.hardware.gpus import kv_cache_bytes_per_token, weight_bytes
-from lookahead_agent.hardware.reply_speeds import ReplySpeeds
 from lookahead_agent.models.cache import create_once, damage
 from lookahead_agent.models.catalogue import ModelFacts
 from lookahead_agent.models.conversion import run_child
 from lookahead_agent.models.resolve import choose_models, fetch, fetch_tokenizer
+from lookahead_agent.modes.record import PaceRecord, Series
 from lookahead_agent.system.files import CACHE_VARIABLE, cache_dir
 from lookahead_agent.system.progress import LogProgress
 from lookahead_agent.testing import scripted_chat
@@ -330,12 +330,12 @@ def test_run_child_distinguishes_a_full_disk_from_other_errors(message: str, err
         run_child([sys.executable, "-c", f"import sys; sys.exit({message!r})"], "Writing it", LogProgress())
 
 
-def test_reply_speeds_are_dropped_if_the_cache_is_not_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paces_are_dropped_if_the_cache_is_not_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     block_folder(tmp_path, "cache")
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    speeds = ReplySpeeds(["model"])
-    speeds.add("none", 0.1)
-    assert speeds.paces() == {}
+    record = PaceRecord(["model"])
+    record.update(lambda measurements: measurements.update({Series("none", "off"): [0.1]}))
+    assert record.read() == {}
 
 
 def test_missing_home_folder_raises_an_error_that_names_the_cache_variable(monkeypatch: pytest.MonkeyPatch) -> None:

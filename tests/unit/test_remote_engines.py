@@ -289,12 +289,15 @@ async def test_healthy_follows_a_server_that_goes_down_and_returns(tokenizer: HF
     assert engine.healthy
 
 
-async def test_a_connection_lost_during_a_reply_fails_without_a_retry(tokenizer: HFTokenizer) -> None:
+async def test_a_reply_goes_on_after_a_lost_connection_unless_retries_are_off(tokenizer: HFTokenizer) -> None:
     server = FakeServer(tokenizer, REPLY)
     server.disconnects_after = 4
+    assert await text(engine_on({"one": server}, tokenizer)) == REPLY
+    assert len(server.requests) == 2
+    server.disconnects_after = 4
     with pytest.raises(EngineError, match="cannot be reached"):
-        await text(engine_on({"one": server}, tokenizer))
-    assert len(server.requests) == 1
+        await text(engine_on({"one": server}, tokenizer, max_retries=0))
+    assert len(server.requests) == 3
 
 
 async def test_closing_a_generator_closes_the_connection(tokenizer: HFTokenizer) -> None:

@@ -209,14 +209,16 @@ def test_unknown_paths_wrong_methods_and_malformed_json_are_rejected(url: str) -
     assert "error" in response.json()
 
 
-def test_thinking_is_returned_as_reasoning_content() -> None:
+def test_thinking_is_returned_as_reasoning_content_and_as_reasoning() -> None:
     tokenizer = ScriptedTokenizer(thinking=ThinkingTags())
     engine = ScriptedEngine(tokenizer, reply_script(lambda _: "<think>I think.\n\nSo.</think>\n\nIt is 4."))
     with serving(ChatLookahead(engines=EngineSet(engine), policy="off")) as (url, _):
         message = post(url, CHAT).json()["choices"][0]["message"]
         deltas = [chunk["choices"][0]["delta"] for chunk in events(post(url, CHAT | {"stream": True}))]
-    assert (message["reasoning_content"], message["content"]) == ("I think.\n\nSo.", "It is 4.")
-    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "I think.\n\nSo."
+    assert message["content"] == "It is 4."
+    for name in ("reasoning_content", "reasoning"):
+        assert message[name] == "I think.\n\nSo."
+        assert "".join(delta.get(name, "") for delta in deltas) == "I think.\n\nSo."
     assert "".join(delta.get("content", "") for delta in deltas) == "It is 4."
 
 
@@ -339,13 +341,19 @@ def test_metrics_count_replies_steps_and_tokens_by_node_and_policy() -> None:
     llm = scripted_chat(REPLY, lambda _: "First this.\n\nThen  that.\n\nIt is 4.", policies={"planner": "exact"})
     with serving(llm) as (url, _):
         post(url, CHAT, **{"X-Lookahead-Node": "planner"})
-        post(url, CHAT, **{"X-Lookahead-Node": "made up"})
+        with httpx.Client(base_url=url, timeout=30) as client:
+            for number in range(40):
+                headers = {"X-Lookahead-Node": f"made up {number}"}
+                client.post("/v1/responses", json={"input": "?", "store": False}, headers=headers)
         post(url, CHAT | {"policy": "exact"})
         post(url, CHAT | {"n": 0})
         text = httpx.get(url + "/metrics").text
     assert 'lookahead_steps_total{node="planner",policy="exact",source="draft"} 2.0' in text
     assert 'lookahead_steps_total{node="planner",policy="exact",source="target"} 1.0' in text
-    assert 'lookahead_replies_total{finish_reason="stop",node="other",policy="balanced"} 1.0' in text
+    assert 'lookahead_steps_total{node="made up 0",policy="balanced",source="draft"} 2.0' in text
+    assert 'lookahead_replies_total{finish_reason="stop",node="made up 31",policy="balanced"} 1.0' in text
+    assert 'lookahead_replies_total{finish_reason="stop",node="other",policy="balanced"} 8.0' in text
+    assert "made up 32" not in text
     assert 'lookahead_replies_total{finish_reason="stop",node="",policy="exact"} 1.0' in text
     assert 'lookahead_tokens_total{fate="committed",model="draft",node="planner",policy="exact"}' in text
     assert 'lookahead_refused_total{status="400"} 1.0' in text

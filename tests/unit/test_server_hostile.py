@@ -24,6 +24,7 @@ from lookahead_agent.server.protocol import ChatRequestBody, CompletionRequestBo
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
+RESPONSES = "/v1/responses"
 JSON: dict[str, Any] = {"Content-Type": "application/json"}
 USER = {"role": "user", "content": "What is it?"}
 REPLY = "First this.\n\nThen that.\n\nIt is 4."
@@ -373,6 +374,17 @@ def wrong_types() -> Iterator[tuple[str, dict[str, Any]]]:
     for field in [*both, "prompt", "echo", "suffix", "best_of", "logprobs"]:
         for value in VALUES:
             yield TEXT, {"prompt": "assistant: ", field: value}
+    responses = ("input", "instructions", "max_output_tokens", "previous_response_id", "tools", "tool_choice", "text")
+    for field in (*responses, "reasoning", "store", "metadata", "include", "truncation"):
+        for value in VALUES[::2]:
+            yield RESPONSES, {"input": "a", field: value}
+            yield RESPONSES, {"input": "a", field: {"type": value, "format": value, "effort": value, "name": value}}
+    for kind in ("message", "reasoning", "function_call", "function_call_output"):
+        item = {"type": kind, "role": "user", "content": "a", "call_id": "1", "name": "f", "arguments": "{}"}
+        for field in (*item, "output", "summary"):
+            for value in VALUES[::4]:
+                yield RESPONSES, {"input": [USER, item | {"output": "a", field: value}]}
+                yield RESPONSES, {"input": [USER, item | {field: [value, {"type": value, "text": value}]}]}
     for field in ("role", "content", "name", "tool_calls", "tool_call_id", "function_call", "reasoning_content"):
         for value in VALUES:
             for role in ("user", "assistant", "tool"):
@@ -564,6 +576,7 @@ def test_fuzzed_requests_cause_no_server_error_and_no_outage(tmp_path: Path) -> 
     ):
         fuzz = Fuzz(server, client)
         fuzz.send(CHAT, json.dumps({"messages": [USER]}).encode(), {})
+        fuzz.send(RESPONSES, b'{"input": "a"}', {})  # imports OpenAI's SDK
         before, stop, outages = server.memory, threading.Event(), list[str]()
 
         def poll_health() -> None:
@@ -578,7 +591,7 @@ def test_fuzzed_requests_cause_no_server_error_and_no_outage(tmp_path: Path) -> 
         poller = threading.Thread(target=poll_health)
         poller.start()
         try:
-            requests = [(path, body, {}) for body in malformed_bodies() for path in (CHAT, TEXT)]
+            requests = [(path, body, {}) for body in malformed_bodies() for path in (CHAT, TEXT, RESPONSES)]
             requests += [(path, json.dumps(fields).encode(), {}) for path, fields in wrong_types()]
             cases = [*(({}, fields) for fields in invalid_schemas()), *policies()]
             requests += [(CHAT, json.dumps({"messages": [USER], **fields}).encode(), extra) for extra, fields in cases]

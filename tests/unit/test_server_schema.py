@@ -13,10 +13,12 @@ from schemathesis.checks import not_a_server_error
 from lookahead_agent.server import ServerSettings
 from lookahead_agent.server.app import create_app
 from lookahead_agent.server.protocol import ChatRequestBody, CompletionRequestBody
+from lookahead_agent.server.responses_request import ResponseRequestBody
 from tests.unit.chat import scripted_chat
 
 BODIES: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatRequestBody,
+    "/v1/responses": ResponseRequestBody,
     "/v1/completions": CompletionRequestBody,
 }
 HEADERS = [

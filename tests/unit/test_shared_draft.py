@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from lookahead_agent.engines.shared_draft import LINES, LINES_OF_REPLY, ROOM, SharedDraftBuffer, open_buffer
 from lookahead_agent.engines.shared_draft_proposer import (
+    ACCEPTANCE,
     BUFFER,
     COSTS,
     DraftLength,
@@ -124,9 +125,11 @@ def test_proposed_tokens_are_a_bounded_part_of_the_draft_line(
     assert found in [tokens[at : at + len(found)] for at in range(len(tokens))]
 
 
-def proposer(buffer: SharedDraftBuffer, limit: int = 4, context: int = 64, costs: Any = FLAT) -> SharedDraftProposer:
+def proposer(
+    buffer: SharedDraftBuffer, limit: int = 4, context: int = 64, costs: Any = FLAT, **additional: Any
+) -> SharedDraftProposer:
     config = SimpleNamespace(
-        additional_config={BUFFER: str(buffer.path), COSTS: costs},
+        additional_config={BUFFER: str(buffer.path), COSTS: costs, **additional},
         model_config=SimpleNamespace(max_model_len=context, get_vocab_size=lambda: 100),
         speculative_config=SimpleNamespace(num_speculative_tokens=limit),
     )
@@ -169,6 +172,17 @@ def test_draft_length_grows_with_acceptance_and_shrinks_with_batch_size() -> Non
     assert accepted.best(1) >= accepted.best(8) >= accepted.best(64)
     assert accepted.acceptance_rate > 0.9
     assert rejected.acceptance_rate < 0.2
+
+
+def test_the_expected_acceptance_rate_counts_until_replies_are_measured(buffer: SharedDraftBuffer) -> None:
+    write_line(buffer, 0, REPLY)
+    lengths, tokens = batch([*PROMPT, *REPLY[:1]])
+    steep = {1: 1.0, 5: 3.0}
+    proposed = [
+        len(proposer(buffer, costs=steep, **rate).propose([[REPLY[0]]], lengths, tokens)[0])
+        for rate in ({ACCEPTANCE: 0.2}, {}, {ACCEPTANCE: 0.9})
+    ]
+    assert proposed == [0, 2, 3]
 
 
 def test_unprofitable_proposals_stop_and_are_probed_again() -> None:

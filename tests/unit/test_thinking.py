@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from lookahead_agent.decoding.request import Regions
+from lookahead_agent.decoding.thinking import ThinkingState, closing_tokens
 from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.errors import ConfigurationError, ContextLengthError
@@ -39,9 +40,27 @@ def prompt_begins_outside_thinking(tokenizer: HFTokenizer, **template_arguments:
 
 def test_qwen3_prompt_leaves_the_opening_tag_to_the_model(tmp_path: Path) -> None:
     tokenizer = hf_tokenizer(tmp_path, QWEN3, ("<think>", "</think>"))
-    assert tokenizer.thinking == ThinkingTags()
+    assert tokenizer.thinking == ThinkingTags(separator="\n\n")
     assert prompt_begins_outside_thinking(tokenizer)
     assert prompt_begins_outside_thinking(tokenizer, enable_thinking=False), "the template has closed the thinking"
+
+
+@pytest.mark.parametrize(
+    ("template", "separator"),
+    [
+        ("{{ m.split('</think>')[-1] }}{{ '<think>\\n' + r + '\\n</think>\\n\\n' + m }}", "\n\n"),
+        ("<think>\n{{ r }}\n</think>\n{{ m }}", "\n"),
+        ("{{ m.split('</think>')[-1] }}", ""),
+    ],
+)
+def test_template_shows_what_separates_the_thinking_from_the_answer(
+    template: str, separator: str, tmp_path: Path
+) -> None:
+    tokenizer = hf_tokenizer(tmp_path, template, ("<think>", "</think>"))
+    assert tokenizer.thinking == ThinkingTags(separator=separator)
+    assert (
+        tokenizer.decode(closing_tokens(tokenizer, ThinkingState(tokenizer.thinking, True))) == "</think>" + separator
+    )
 
 
 def test_deepseek_r1_template_opens_the_thinking(tmp_path: Path) -> None:

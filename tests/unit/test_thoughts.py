@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookahead_agent.decoding.segmenter import ThinkingState
+from lookahead_agent.decoding.thinking import ThinkingState
 from lookahead_agent.engines.chat_template import ThinkingTags
 from tests.unit.replies import TAGS, read, reply_content
 from tests.unit.serving import serving

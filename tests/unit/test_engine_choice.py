@@ -9,7 +9,7 @@ import pytest
 from lookahead_agent.cpu import INSTRUCTIONS
 from lookahead_agent.decoding.accounting import ReplyReport
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.hardware.choice import (
+from lookahead_agent.modes.table import (
     WITH_AVX2,
     WITH_DOT_PRODUCTS,
     WITHOUT_INT8,

@@ -1,4 +1,7 @@
-"""The measured speed of a pair's replies, kept on disk: seconds per token, and the draft tokens' acceptance rate."""
+"""The record of measured replies on disk: seconds per token and acceptance rates by configuration, mode, load and node.
+
+Each pair of models and machine has a file. Processes that write it take turns, and a damaged one is replaced.
+"""
 
 import hashlib
 import json
@@ -6,75 +9,78 @@ import logging
 import math
 import os
 import stat
-import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, NamedTuple
 
 import psutil
 from filelock import FileLock
-from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from lookahead_agent.hardware.inventory import engine_versions, processor
+from lookahead_agent.modes.table import Mode
 from lookahead_agent.system.files import cache_dir, write_atomically
+from lookahead_agent.system.inventory import engine_versions, processor
 from lookahead_agent.system.machine import available_cores
 
 logger = logging.getLogger(__name__)
 
-_WINDOW = 15  # latest replies that count
-_MIN_REPLIES = 3  # replies before a configuration's pace counts
-_FILE_VERSION = 10  # increased when the content changes its meaning: files of another version are not read
+Load = Literal["alone", "beside others"]
+Quantity = Literal["writing", "prefill", "acceptance"]
+"""Seconds for each token of a reply after its first; seconds until its first token, for each prompt token without a
+prefix cache hit; the acceptance rate of draft tokens."""
+
+WINDOW = 15  # latest replies that count
+_MAX_NAMES = 300  # characters of a series in JSON: a server's clients choose the names of nodes
+_FILE_VERSION = 11  # increased when the content changes its meaning: files of another version are not read
 _EXCLUDED_TIMES = ("idle", "iowait", "guest", "guest_nice")  # of a core's times; guest times are part of the user's
-_MAX_BYTES = 1 << 18  # of a file; a full one has some thousand
-_LOCK_SECONDS = 0.5  # until a speed is dropped, because another process holds the file's lock
+_MAX_BYTES = 1 << 19  # of a file; one of the most series and the longest names has half of them
+_LOCK_SECONDS = 0.5  # until a measurement is dropped, because another process holds the file's lock
 _REPORTED: set[Path] = set()  # damaged files that a warning has named
-_ACCEPTANCE = "acceptance rate"  # key in the file, beside the names of configurations
 
 
-class ReplySpeeds:
-    """The measured speed of one pair's replies on one machine; `models` are the models' folders."""
+class Series(NamedTuple):
+    """What a list of measured values belongs to."""
+
+    configuration: str  # of the engines, see `Configuration.name`
+    mode: Mode
+    load: Load = "alone"
+    node: str = ""  # empty for the replies of all nodes
+    quantity: Quantity = "writing"
+
+
+Measurements = dict[Series, list[float]]
+"""The latest values of each series, and the latest series last."""
+
+
+class PaceRecord:
+    """The measured replies of a pair on one machine; `models` are their folders, and what else determines a speed."""
 
     def __init__(self, models: Sequence[str]) -> None:
         identity = json.dumps([processor(), len(available_cores()), engine_versions(), list(models), _FILE_VERSION])
         digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
-        self._file = cache_dir() / "hardware" / f"speeds-{digest}.json"
+        self._file = cache_dir() / "hardware" / f"paces-{digest}.json"
 
-    def paces(self) -> dict[str, float]:
-        """Seconds per token by `Configuration.name`, as the lower quartile: other programs may slow replies."""
-        return {
-            name: sorted(paces)[len(paces) // 4]
-            for name, paces in self._read().items()
-            if len(paces) >= _MIN_REPLIES and name != _ACCEPTANCE
-        }
-
-    def acceptance_rate(self) -> float | None:
-        """The median share of accepted draft tokens; None before one is recorded."""
-        rates = self._read().get(_ACCEPTANCE)
-        return statistics.median(rates) if rates else None
-
-    def add(self, configuration: str, pace: float, acceptance_rate: float | None = None) -> None:
-        """Record the seconds per token of a reply that ran alone in its engines, by `Configuration.name`."""
+    def update(self, change: Callable[[Measurements], None]) -> None:
+        """Read the measurements, change them, and write them; without the lock or the file, nothing is kept."""
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(self._file.with_suffix(".lock"), timeout=_LOCK_SECONDS, mode=0o600):
-                recorded = self._read()
-                for name, value in ((configuration, pace), (_ACCEPTANCE, acceptance_rate)):
-                    if value is not None and _is_valid(name, value):
-                        recorded[name] = [*recorded.get(name, []), value][-_WINDOW:]
+                measurements = self.read()
+                change(measurements)
                 if self._file.exists() and not self._file.is_file() and not self._file.is_dir():
                     self._file.unlink()  # writing to a pipe would wait for a reader
-                write_atomically(self._file, json.dumps(recorded, indent=1))
+                write_atomically(self._file, "[" + ",\n".join(_rows(measurements)) + "]\n")
             _REPORTED.discard(self._file)
         except OSError as error:  # a reply does not fail because its speed cannot be recorded, nor wait for a lock
             logger.info("the speed of a reply cannot be kept: %s", error)
 
-    def _read(self) -> dict[str, list[float]]:
+    def read(self) -> Measurements:
         """Read the file; a damaged one is reported once and counts as empty."""
         try:
-            return _CONTENT.validate_json(_read_regular(self._file))
+            rows = _CONTENT.validate_json(_read_regular(self._file))
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except (OSError, ValueError) as error:
@@ -83,20 +89,32 @@ class ReplySpeeds:
                 reason = "it is damaged" if isinstance(error, ValidationError) else error
                 logger.warning("%s cannot be read (%s): no speed is known", self._file, reason)
             return {}
+        return {Series(*row[:-1]): row[-1] for row in rows}
 
 
-def _is_valid(name: str, value: float) -> bool:
-    """Whether a value can be a pace in seconds, or an acceptance rate: below 1, of which a pass has endless tokens."""
-    return 0 <= value < 1 if name == _ACCEPTANCE else 0 < value < math.inf
+def _rows(measurements: Measurements) -> Iterator[str]:
+    """Yield the file's rows, without impossible values, and without names that are too long or may not be text."""
+    for series, values in measurements.items():
+        possible = [float(f"{value:.4g}") for value in values if _is_possible(series.quantity, value)]
+        if possible and len(json.dumps(series)) <= _MAX_NAMES and all(map(str.isprintable, series)):
+            yield json.dumps([*series, possible])
 
 
-def _check_values(content: dict[str, list[float]]) -> dict[str, list[float]]:
-    if not all(_is_valid(name, value) for name, values in content.items() for value in values):
+def _is_possible(quantity: Quantity, value: float) -> bool:
+    """Whether a value can be one of seconds, or an acceptance rate: below 1, of which a pass has endless tokens."""
+    return 0 <= value < 1 if quantity == "acceptance" else 0 < value < math.inf
+
+
+_SeriesRow = tuple[str, Mode, Load, str, Quantity, Annotated[list[float], Field(min_length=1, max_length=WINDOW)]]
+
+
+def _check_values(rows: list[_SeriesRow]) -> list[_SeriesRow]:
+    if not all(_is_possible(quantity, value) for *_, quantity, values in rows for value in values):
         raise ValueError("a pace or an acceptance rate is impossible")
-    return content
+    return rows
 
 
-_CONTENT = TypeAdapter(Annotated[dict[str, list[float]], AfterValidator(_check_values)], config=ConfigDict(strict=True))
+_CONTENT = TypeAdapter(Annotated[list[_SeriesRow], AfterValidator(_check_values)], config=ConfigDict(strict=True))
 
 
 def _read_regular(file: Path) -> bytes:
@@ -105,7 +123,7 @@ def _read_regular(file: Path) -> bytes:
     with open(descriptor, "rb") as opened:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES:
-            raise OSError("it is no small regular file")
+            raise OSError("it is not a small regular file")
         return opened.read(_MAX_BYTES)
 
 

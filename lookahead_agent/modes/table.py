@@ -1,6 +1,6 @@
-"""Chooses precision, token speculation and draft tokens on a CPU: by instruction set, then by measured replies.
+"""The table from which every choice starts: modes, configurations and margins, and on a CPU costs by instruction set.
 
-Nothing is measured before the first reply. The tables are measurements of two-core machines (docs/results/cpu.md).
+Nothing is measured before the first reply. The figures are measurements of two-core machines (docs/results/cpu.md).
 """
 
 import os
@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from lookahead_agent.cpu import INSTRUCTIONS
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.hardware.inventory import processor
+from lookahead_agent.system.inventory import processor
 
 Kernel = Literal["bf16", "fp32", "int8"]
 KERNELS: tuple[Kernel, ...] = get_args(Kernel)
@@ -22,6 +22,15 @@ SpeculationMethod = Literal["none", "draft_model", "shared_draft"]
 DraftTokens = Sequence[tuple[int, int, int]]
 """vLLM's `num_speculative_tokens_per_batch_size`: ranges of batch sizes, ends included, with their draft tokens."""
 
+Mode = Literal["off", "sd", "lr", "lr+sd"]
+"""Of a reply: the target alone, with draft tokens, with draft steps, or with both."""
+
+PRIOR: Mapping[Mode, float] = {"sd": 1.0, "lr+sd": 1.1, "lr": 1.3, "off": 1.4}
+"""Assumed seconds per token of an untried mode, relative to those of "sd"."""
+HYSTERESIS = 0.1  # share of time by which another mode must be faster before a node switches to it
+MAX_PROMPT_TOKENS_PER_REPLY_TOKEN = 40.0
+"""Prompt tokens per reply token above which a draft model is left out. Its draft tokens pay for half of them. Measured
+on two cores, the draft reads a prompt token in 0.6 ms. It saves 14 ms for each token of a reply."""
 ACCEPTANCE_RATE = 0.85  # of draft tokens, before a pair's is measured (0.88 for the default pair)
 MARGIN = 0.05  # share of time by which a configuration must beat a simpler one
 SHARED_DRAFT_MARGIN = 0.4
@@ -106,9 +115,15 @@ class Configuration:
 
     @property
     def name(self) -> str:
-        """A short text that does not depend on the number of draft tokens."""
-        drafts = f", draft {self.draft}" if self.draft else ""
-        return f"{self.method}, target {self.target}{drafts}"
+        """See `configuration_name`."""
+        return configuration_name(self.method, self.target, self.draft)
+
+
+def configuration_name(method: str, target: Kernel | None, draft: Kernel | None) -> str:
+    """A short text that does not depend on the number of draft tokens; a precision None is the folder's."""
+    return ", ".join(
+        [method, *(f"{role} {kernel}" for role, kernel in (("target", target), ("draft", draft)) if kernel)]
+    )
 
 
 def choose_configuration(
