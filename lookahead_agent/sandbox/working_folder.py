@@ -146,7 +146,7 @@ def _mode_of(parent: int, name: str, requested: str) -> int:
         return stat.S_IMODE(mode)
     link = "a link, and may lead outside: links are not followed"
     raise ValueError(
-        f"{requested!r} is {'a folder' if stat.S_ISDIR(mode) else link if stat.S_ISLNK(mode) else 'no regular file'}"
+        f"{requested!r} is {'a folder' if stat.S_ISDIR(mode) else link if stat.S_ISLNK(mode) else 'not a regular file'}"
     )
 
 
