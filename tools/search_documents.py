@@ -400,7 +400,8 @@ def _decode(data: bytes) -> tuple[str | None, str | None]:
         from chardet import detect
 
         if (declared := webencodings.lookup(find_declared_encoding(data) or "")) is not None:
-            return webencodings.decode(data, declared, errors="replace")[0], None
+            text: str = webencodings.decode(data, declared, errors="replace")[0]
+            return text, None
 
     high = sum(byte > 127 for byte in sample)
     letters = high + sum(65 <= byte & 0xDF <= 90 for byte in sample if byte < 128)
