@@ -16,7 +16,7 @@ from lookahead_agent.cost_model.replay_bench import ReplayBench, ReplayPair, Rep
 from lookahead_agent.cost_model.synthetic import SPECULATION
 from lookahead_agent.engines.vllm_config import runs_on_cpu
 from lookahead_agent.errors import EngineError
-from lookahead_agent.hardware.choice import Precision
+from lookahead_agent.modes.table import Precision
 from lookahead_agent.replay.recording import parse_recordings, read_recordings
 from lookahead_agent.replay.replies import RecordedReplies
 from lookahead_agent.system import background
