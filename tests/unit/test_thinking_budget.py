@@ -162,10 +162,20 @@ def test_steps_and_drafts_change_no_reply_with_a_budget(
     answer_from_target: bool,
 ) -> None:
     # A prompt that opens the thinking leaves at least one token of it.
-    limits = {"opened": opened, "max_tokens": max_tokens, "stop": stop, "answer_from_target": answer_from_target}
+    limits: dict[str, Any] = {
+        "opened": opened,
+        "max_tokens": max_tokens,
+        "stop": stop,
+        "answer_from_target": answer_from_target,
+    }
     budget = max(budget, opened)
     alone = decode(text, None, budget, **limits)
-    shape = {"depth": depth, "width": width, "synchronous": synchronous, "tokens_per_delta": tokens_per_delta}
+    shape: dict[str, Any] = {
+        "depth": depth,
+        "width": width,
+        "synchronous": synchronous,
+        "tokens_per_delta": tokens_per_delta,
+    }
     assert decode(text, draft or text, budget, shared=shared, **shape, **limits) == alone
     # Whatever the verifier accepts, the budget holds.
     decode(text, draft or text, budget, shared=shared, verifier=ACCEPT_ALL, **shape, **limits)
