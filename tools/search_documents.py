@@ -407,10 +407,10 @@ def _decode(data: bytes) -> tuple[str | None, str | None]:
     # With few ASCII letters, each byte may be a letter of another script.
     names = _LATIN if high * 20 < letters * 9 else _OTHERS
     found = detect(sample, include_encodings=names, compat_names=False, prefer_superset=True)
-    if (encoding := found["encoding"]) is None:
+    if (detected := found["encoding"]) is None:
         return None, None
     unsure = "" if found["confidence"] > _SURE else ", which is unsure: save it as UTF-8"
-    return data.decode(encoding, errors="replace"), f"{encoding}{unsure}"
+    return data.decode(detected, errors="replace"), f"{detected}{unsure}"
 
 
 def _read_parts(document: _Document, data: bytes, name: str, kind: str, seconds: float) -> None:
