@@ -26,7 +26,7 @@ from lookahead_agent.bench.runner import Bench
 from lookahead_agent.bench.samples import Sample, read_results
 from lookahead_agent.cli import options
 from lookahead_agent.cli.estimate import synthetic
-from lookahead_agent.cli.replay import record, replay
+from lookahead_agent.cli.record import record
 from lookahead_agent.cli.terminal import ProgressBars, Terminal, as_rich, fit
 from lookahead_agent.cost_model.synthetic import SyntheticReport, SyntheticRow
 from lookahead_agent.errors import ConfigurationError
@@ -75,7 +75,6 @@ bench = typer.Typer(
 
 bench.command()(synthetic)
 bench.command()(record)
-bench.command()(replay)
 
 
 @bench.command()
