@@ -26,7 +26,7 @@ _FUNCTIONS: dict[str, Callable[..., Fraction]] = {
     "floor": lambda x: Fraction(math.floor(x)),
     "max": max,
     "min": min,
-    "round": lambda x, digits=None: _rounded(x, digits),
+    "round": lambda x, digits=None: _round(x, digits),
     "sqrt": lambda x: _square_root(x),
 }
 # `$1`, `${1}` or `#E1` for an earlier result; amounts of money have cents, three digits or more, or separators.
@@ -118,7 +118,7 @@ class _Evaluator:
         """Evaluate a node of the tree."""
         match node:
             case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
-                return _bounded(self._exact_decimal(node) if isinstance(number, float) else Fraction(number))
+                return _check_size(self._exact_decimal(node) if isinstance(number, float) else Fraction(number))
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return -self.value(operand)
             case ast.UnaryOp(op=ast.UAdd(), operand=operand):
@@ -126,9 +126,9 @@ class _Evaluator:
             case ast.BinOp(left=left, op=ast.Pow(), right=right):
                 return _power(self.value(left), self.value(right))
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-                return _bounded(_OPERATORS[type(op)](self.value(left), self.value(right)))
+                return _check_size(_OPERATORS[type(op)](self.value(left), self.value(right)))
             case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _FUNCTIONS:
-                return _bounded(Fraction(_FUNCTIONS[name](*map(self.value, arguments))))
+                return _check_size(Fraction(_FUNCTIONS[name](*map(self.value, arguments))))
         raise ValueError(f"only arithmetic is evaluated, not {ast.get_source_segment(self._text, node)!r}")
 
     def _exact_decimal(self, node: ast.Constant) -> Fraction:
@@ -142,7 +142,7 @@ class _Evaluator:
         return Fraction(number)
 
 
-def _rounded(value: Fraction, digits: Fraction | None) -> Fraction:
+def _round(value: Fraction, digits: Fraction | None) -> Fraction:
     if digits is None:
         return Fraction(round(value))
     if digits.denominator != 1 or abs(digits) > _MAX_EXPONENT:
@@ -175,7 +175,7 @@ def _from_float(value: float) -> Fraction:
     return Fraction(str(value))
 
 
-def _bounded(value: Fraction) -> Fraction:
+def _check_size(value: Fraction) -> Fraction:
     if _bits(value) > _MAX_BITS:
         raise ValueError("a number is too large, or has too many digits")
     return value

@@ -21,7 +21,7 @@ from langchain_core.tools import BaseTool
 
 from lookahead_agent.agents.tool_use import MAX_RESULT_LENGTH, make_tool, truncate
 from lookahead_agent.errors import extra_imports
-from lookahead_agent.sandbox.documents import declared_encoding, read_parts
+from lookahead_agent.sandbox.documents import find_declared_encoding, read_parts
 from lookahead_agent.system import background
 
 with extra_imports("the tool http_get needs its extra: pip install 'lookahead-agent[tools]'"):
@@ -134,7 +134,7 @@ def fetch(
     try:
         page = _loop.run(_page(httpx.URL(url), patterns, limits, resolving, public or is_public, transport))
     except (httpx.InvalidURL, UnicodeError) as error:
-        raise ValueError(f"this is no address: {error}") from error
+        raise ValueError(f"this is not an address: {error}") from error
     except OSError as error:
         raise ValueError(f"no page can be fetched now: {error.strerror or type(error).__name__}") from error
     text = page.text()
@@ -167,7 +167,7 @@ class _Page:
         return self.content_type.partition(";")[0].strip().lower()
 
     def text(self) -> str:
-        text = _decoded(self.data, self.content_type)
+        text = _decode(self.data, self.content_type)
         return _visible(text, str(self.url)) if self.kind in _HTML_TYPES else text
 
 
@@ -187,11 +187,11 @@ async def _page(
             httpx.AsyncClient(timeout=None, transport=transport, trust_env=False) as client,
         ):
             for _ in range(_MAX_REDIRECTS + 1):
-                host, port = _checked_host(target, allowed)
+                host, port = _check_host(target, allowed)
                 timeout_message = f"the host {host!r} was not found in time"
                 addresses = await _lookup(resolving, host, port)
                 timeout_message = f"{_short(target)} cannot be reached: the time is over"
-                checked = [_checked_address(host, address, public) for address in addresses]
+                checked = [_check_address(host, address, public) for address in addresses]
                 async with aclosing(await _send(client, target, host, port, checked)) as response:
                     if response.has_redirect_location:
                         target = target.join(response.headers["Location"])
@@ -239,10 +239,10 @@ class _AllowedHosts:
             # With the scheme http, httpx would drop port 80.
             url = httpx.URL(f"none://{text}")
         except (httpx.InvalidURL, UnicodeError) as error:
-            raise ValueError(f"{name[:200]!r} is no host: {error}") from error
+            raise ValueError(f"{name[:200]!r} is not a host: {error}") from error
         wrong_port = url.port is not None and not 0 < url.port < 1 << 16
         if not url.host or url.path.strip("/") or url.query or url.fragment or url.userinfo or wrong_port:
-            raise ValueError(f"{name[:200]!r} is no host: name it as example.org, .example.org or example.org:8080")
+            raise ValueError(f"{name[:200]!r} is not a host: name it as example.org, .example.org or example.org:8080")
         return cls(_hostname(url), subdomains, url.port)
 
     def allows(self, host: str, port: int) -> bool:
@@ -267,7 +267,7 @@ def _short(url: httpx.URL) -> str:
     return text if len(text) <= 500 else f"{text[:500]}…"
 
 
-def _checked_host(url: httpx.URL, allowed: Collection[_AllowedHosts]) -> tuple[str, int]:
+def _check_host(url: httpx.URL, allowed: Collection[_AllowedHosts]) -> tuple[str, int]:
     """Return the host and port of a URL that may be fetched."""
     host = _hostname(url)
     if url.scheme not in ("http", "https") or not host:
@@ -291,7 +291,7 @@ def is_public(ip: Address) -> bool:
     return ip in _GLOBAL_IPV6 and ip.scope_id is None and not any(ip in network for network in _SPECIAL_IPV6)
 
 
-def _checked_address(host: str, address: str, public: Callable[[Address], bool]) -> str:
+def _check_address(host: str, address: str, public: Callable[[Address], bool]) -> str:
     """Return the address, or the IPv4 address that it embeds.
 
     Raises:
@@ -328,10 +328,10 @@ async def _send(
 async def _read_body(response: httpx.Response, kind: str, limit: int) -> bytes:
     is_named = _TEXT_TYPES.fullmatch(kind) is not None
     if not is_named and not _UNKNOWN_TYPES.fullmatch(kind):
-        raise ValueError(f"the page is of type {kind[:100]}, which is no text")
+        raise ValueError(f"the page is of type {kind[:100]}, which is not text")
     data = bytearray()
     try:
-        async for piece in _decompressed(response, limit):
+        async for piece in _decompress(response, limit):
             data += piece
             if len(data) > limit:
                 raise ValueError(f"the page is longer than {limit} bytes")
@@ -340,7 +340,7 @@ async def _read_body(response: httpx.Response, kind: str, limit: int) -> bytes:
             raise
         # The beginning of an error's page says what went wrong.
     if not is_named and not _is_text(bytes(data[:limit])):
-        raise ValueError(f"the page is of type {kind[:100]}, which is no text")
+        raise ValueError(f"the page is of type {kind[:100]}, which is not text")
     return bytes(data[:limit])
 
 
@@ -352,7 +352,7 @@ def _is_text(data: bytes) -> bool:
         return False
 
 
-def _decoded(data: bytes, content_type: str) -> str:
+def _decode(data: bytes, content_type: str) -> str:
     """Decode a page by its byte order mark, its charset or its own declaration, or else as UTF-8.
 
     Python's other codecs do not decode text (zlib, rot13) or take hours for a megabyte (punycode).
@@ -360,15 +360,15 @@ def _decoded(data: bytes, content_type: str) -> str:
     if found := _CHARSET.search(content_type):
         label = found[1]
     else:
-        declared = declared_encoding(data)
-        label = declared if declared is not None and b"\0" not in data[:4] else _undeclared(data)
+        declared = find_declared_encoding(data)
+        label = declared if declared is not None and b"\0" not in data[:4] else _detect_encoding(data)
         label = "utf-8" if label.lower().startswith("utf-16") else label  # it was read as ASCII
     encoding = webencodings.lookup(label)
     text: str = webencodings.decode(data, encoding or webencodings.UTF8, errors="replace")[0]
     return text
 
 
-def _undeclared(data: bytes) -> str:
+def _detect_encoding(data: bytes) -> str:
     """Return the encoding of a page that names none: UTF-8, or what browsers take other pages for."""
     try:
         data.decode("utf-8")
@@ -378,7 +378,7 @@ def _undeclared(data: bytes) -> str:
     return "utf-8"
 
 
-async def _decompressed(response: httpx.Response, limit: int) -> AsyncIterator[bytes]:
+async def _decompress(response: httpx.Response, limit: int) -> AsyncIterator[bytes]:
     """Yield a page's bytes, in pieces that are not much longer than `limit`."""
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding in ("identity", ""):

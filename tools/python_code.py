@@ -42,7 +42,7 @@ def run_python(
     Args:
         code: Python.
         limits: Limits of the run.
-        isolation: The sandbox backend; "none" is no sandbox at all, see `Isolation`.
+        isolation: The sandbox backend; "none" is not a sandbox at all, see `Isolation`.
         folder: The folder that the code works in, see `make_python_tool`.
         packages: Packages that the code may import besides the standard library, see `make_python_tool`.
         allow: Protected names that the code may use, see `make_python_tool`.

@@ -28,7 +28,7 @@ from langchain_core.tools import BaseTool
 
 from lookahead_agent.agents.search_words import Words
 from lookahead_agent.agents.tool_use import make_tool
-from lookahead_agent.sandbox.documents import KINDS, declared_encoding, read_parts
+from lookahead_agent.sandbox.documents import KINDS, find_declared_encoding, read_parts
 from lookahead_agent.sandbox.protected_names import protection
 from lookahead_agent.sandbox.working_folder import read_regular
 
@@ -50,7 +50,7 @@ _OTHERS = (
 )  # fmt: skip
 # Below this confidence, which is that of a few words, the encoding may be another one.
 _SURE = 0.2
-# The beginnings of files that are no text.
+# The beginnings of files that are not text.
 _SIGNATURES = (
     b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"PK\3\4", b"%PDF-", b"\x1f\x8b", b"\x7fELF", b"RIFF", b"OggS", b"ID3",
     b"\xd0\xcf\x11\xe0", b"BZh", b"7z\xbc\xaf", b"MZ",
@@ -267,12 +267,12 @@ def make_search_tool(folder: str | Path, embed: Embed | None = None, count: int 
         found = index.search(question, count)
         if not found:
             return f"nothing fits: try other words{index.notice()}"
-        return "\n\n".join(f"[{passage.source}]\n{_quoted(passage.text)}" for passage in found)
+        return "\n\n".join(f"[{passage.source}]\n{_quote(passage.text)}" for passage in found)
 
     return search_documents
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     """Indent lines that begin with "[", so that none can pass for the source of another passage."""
     return "\n".join(f" {line}" if line.startswith("[") else line for line in text.split("\n"))
 
@@ -306,26 +306,26 @@ def _files(root: Path, left_out: dict[str, str]) -> Iterator[tuple[str, Path]]:
     def report(error: OSError) -> None:
         if error.filename == str(root):
             raise error
-        left_out[_shown(root, Path(error.filename))] = f"it cannot be listed: {error.strerror}"
+        left_out[_format_name(root, Path(error.filename))] = f"it cannot be listed: {error.strerror}"
 
     for parent, folders, files in os.walk(root, onerror=report, followlinks=False):
         for name in sorted(folders):
             if Path(parent, name).is_symlink():
-                left_out[_shown(root, Path(parent, name))] = "it is a link: links are not followed"
+                left_out[_format_name(root, Path(parent, name))] = "it is a link: links are not followed"
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _IGNORED_FOLDERS)
         for name in sorted(files):
             if name.startswith("."):
                 continue
             path = Path(parent, name)
             if path.is_symlink():
-                left_out[_shown(root, path)] = "it is a link: links are not followed"
+                left_out[_format_name(root, path)] = "it is a link: links are not followed"
             elif protection(name, (), writing=False) is not None:
-                left_out[_shown(root, path)] = "its name is a secret's"
+                left_out[_format_name(root, path)] = "its name is a secret's"
             else:
-                yield _shown(root, path), path
+                yield _format_name(root, path), path
 
 
-def _shown(root: Path, path: Path) -> str:
+def _format_name(root: Path, path: Path) -> str:
     name = path.relative_to(root).as_posix()
     # A line break in the name could forge another file's citation.
     return name if name.isprintable() else ascii(name)
@@ -355,9 +355,9 @@ def _read(document: _Document, path: Path, name: str, seconds: float) -> None:
 
 
 def _read_text(document: _Document, data: bytes, name: str, suffix: str, kind: str | None, seconds: float) -> None:
-    text, encoding = _decoded(data)
+    text, encoding = _decode(data)
     if text is None:
-        document.problem = "it is no text"
+        document.problem = "it is not text"
         if kind is None:
             document.problem += f" and no kind that is read: {', '.join(sorted(KINDS))}"
         return
@@ -375,7 +375,7 @@ def _read_text(document: _Document, data: bytes, name: str, suffix: str, kind: s
         document.passages += _of_lines(f"{name}:", lines)
 
 
-def _decoded(data: bytes) -> tuple[str | None, str | None]:
+def _decode(data: bytes) -> tuple[str | None, str | None]:
     """Return a text, or None for other data, and the encoding if it was detected, with how sure that is."""
     for mark, encoding in _BYTE_ORDER_MARKS:
         if data.startswith(mark):
@@ -399,7 +399,7 @@ def _decoded(data: bytes) -> tuple[str | None, str | None]:
         import webencodings
         from chardet import detect
 
-        if (declared := webencodings.lookup(declared_encoding(data) or "")) is not None:
+        if (declared := webencodings.lookup(find_declared_encoding(data) or "")) is not None:
             return webencodings.decode(data, declared, errors="replace")[0], None
 
     high = sum(byte > 127 for byte in sample)
@@ -452,7 +452,7 @@ def _of_lines(source: str, lines: Sequence[str]) -> Iterator[Passage]:
             for number, line in enumerate(part, first):
                 names = [] if headers[number] is None else _cells(lines[headers[number] or 0])
                 cells = _cells(line)
-                yield from _split(f"{source}{number + 1}-{number + 1}", _labelled(names, cells) if names else line)
+                yield from _split(f"{source}{number + 1}-{number + 1}", _label(names, cells) if names else line)
         else:
             yield from _split(place, "\n".join([*before, *part]).strip())
 
@@ -461,7 +461,7 @@ def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 
-def _labelled(names: Sequence[str], cells: Sequence[str]) -> str:
+def _label(names: Sequence[str], cells: Sequence[str]) -> str:
     """Return a row of a wide table with a line for each value."""
     labels = [*names, *[""] * max(0, len(cells) - len(names))]
     return "\n".join(f"{label}: {cell}" if label else cell for label, cell in zip(labels, cells, strict=False) if cell)
@@ -499,7 +499,7 @@ def _of_rows(source: str, lines: Sequence[str], records: Sequence[Record]) -> It
             text = "\n".join("\n".join(lines[begin:end]) for begin, end, _ in rows)
             has_header = number - len(rows) <= at
             if len(header) + size > _MAX_PASSAGE_LENGTH and not has_header:
-                text = _labelled(names, rows[0][2])
+                text = _label(names, rows[0][2])
             elif not has_header:
                 text = f"{header}\n{text}"
             yield from _split(place, text)

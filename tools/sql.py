@@ -113,7 +113,7 @@ def database_path(address: str | Path) -> Path:
             raise ValueError("this URL names no file of a SQLite database: write sqlite:///shop.db or shop.db")
         return Path(name).expanduser()
     raise ValueError(
-        f"{scheme}: is no known database: SQLite, {', '.join(_SERVERS)} are read. Name another one by a tool of "
+        f"{scheme}: is not a known database: SQLite, {', '.join(_SERVERS)} are read. Name another one by a tool of "
         "your own (module:tool) or of an MCP server"
     )
 
@@ -159,7 +159,7 @@ def _ask_server(url: str, statement: str | None, limits: SqlLimits) -> str:
             at = "" if statement is not None else f"{shown} cannot be opened (a SQLite database is named by its file): "
             raise ValueError(f"{at}{problem}")
         case {"columns": [*_], "rows": [*found]} if statement is None:
-            return _described(found)
+            return _describe(found)
         case {"columns": [*names], "rows": [*found]}:
             return table(
                 [str(name) for name in names], found, {"rows": rows, "characters": MAX_RESULT_LENGTH - _NOTICES}
@@ -167,17 +167,17 @@ def _ask_server(url: str, statement: str | None, limits: SqlLimits) -> str:
     raise ValueError("the statement used more than it may and was stopped")
 
 
-def _described(columns: Sequence[Sequence[Any]]) -> str:
+def _describe(columns: Sequence[Sequence[Any]]) -> str:
     """Return a line for each table, from rows of schema, table, column and type."""
     tables: dict[str, list[str]] = {}
     for place, name, column, kind in columns:
-        key = _quoted(name) if place in _DEFAULT_SCHEMAS else f"{_quoted(place)}.{_quoted(name)}"
+        key = _quote(name) if place in _DEFAULT_SCHEMAS else f"{_quote(place)}.{_quote(name)}"
         short = str(kind).split("(")[0].upper()
-        tables.setdefault(key, []).append(_quoted(column) + (f" {short}" if "CHAR" not in short else ""))
+        tables.setdefault(key, []).append(_quote(column) + (f" {short}" if "CHAR" not in short else ""))
     return "\n".join(f"{name}({', '.join(found)})" for name, found in tables.items())
 
 
-def _quoted(name: object) -> str:
+def _quote(name: object) -> str:
     text = str(name)
     return text if re.fullmatch(r"[a-z_][a-z0-9_]*", text) else '"' + text.replace('"', '""') + '"'
 

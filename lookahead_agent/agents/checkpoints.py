@@ -67,7 +67,7 @@ def _sqlite(file: Path) -> tuple[AbstractContextManager[Any], type[Exception]]:
             with file.open("rb") as opened:
                 header = opened.read(len(_SQLITE))
             if header not in (b"", _SQLITE):
-                raise ConfigurationError(f"{file} is no SQLite file: choose another for the checkpoints")
+                raise ConfigurationError(f"{file} is not a SQLite file: choose another for the checkpoints")
     except OSError as error:
         raise ConfigurationError(f"the checkpoints cannot be kept in {file}: {error}") from error
     return SqliteCheckpoints.from_conn_string(str(file)), sqlite3.Error
@@ -180,5 +180,5 @@ def _check(found: CheckpointTuple) -> CheckpointTuple:
         if not isinstance(found.checkpoint[name], kind):  # type: ignore[literal-required]
             raise TypeError(f"its {name} is of the type {type(found.checkpoint[name]).__name__}")  # type: ignore[literal-required]
     if not isinstance(found.metadata, dict):
-        raise TypeError("its metadata is no dictionary")
+        raise TypeError("its metadata is not a dictionary")
     return found

@@ -86,10 +86,10 @@ class McpServer(BaseModel):
     # Besides the variables that every program needs.
     env: Annotated[dict[str, str], BeforeValidator(_as_texts)] = Field(default_factory=dict)
     cwd: str | None = None  # working directory
-    url: str | None = None  # of a running server
+    url: str | None = None  # URL of a running server
     type: Annotated[Literal["stdio", "http", "sse"] | None, BeforeValidator(_as_transport)] = None
-    headers: Annotated[dict[str, str], BeforeValidator(_as_texts)] = Field(default_factory=dict)  # of requests
-    timeout: Annotated[float | None, Field(gt=0), AfterValidator(_check_seconds)] = None  # of a call
+    headers: Annotated[dict[str, str], BeforeValidator(_as_texts)] = Field(default_factory=dict)  # Headers of requests
+    timeout: Annotated[float | None, Field(gt=0), AfterValidator(_check_seconds)] = None  # Seconds of a call
 
 
 def read_servers(file: Path, environment: Mapping[str, str] = os.environ) -> dict[str, McpServer]:

@@ -255,7 +255,7 @@ def _explain_failure(error: Exception, server: str) -> str:
 
 def _has_data(texts: list[str], data: Any) -> bool:
     """Whether the parts of a result have its structured content too, as MCP asks of servers."""
-    # Servers wrap what is no object: `{"result": [1, 2]}`.
+    # Servers wrap what is not an object: `{"result": [1, 2]}`.
     wrapped = data["result"] if isinstance(data, dict) and data.keys() == {"result"} else data
     parts = [_json_or_text(text) for text in texts]
     return any(part in (parts, texts, *parts, *texts) for part in (data, wrapped)) if texts else False

@@ -170,7 +170,7 @@ class _ListedTools:
 
     def _read(self, tool: Any) -> dict[str, Any] | None:
         if not isinstance(tool, dict):
-            leave_out(self._server, str(tool), "it is no object")
+            leave_out(self._server, str(tool), "it is not an object")
             return None
         try:
             json.dumps(tool, ensure_ascii=False).encode()
@@ -247,7 +247,7 @@ def _parse(line: bytes) -> SessionMessage | Exception:
     if isinstance(result := message.get("result"), Mapping) and isinstance(result.get("tools"), list):
         return SessionMessage(JSONRPCResponse(jsonrpc="2.0", id=message["id"], result=result))
     reason = validation_message(problem) if isinstance(problem, ValidationError) else str(problem)
-    answer = ErrorData(code=PARSE_ERROR, message=f"its answer is no message of MCP: {reason}"[:500])
+    answer = ErrorData(code=PARSE_ERROR, message=f"its answer is not a message of MCP: {reason}"[:500])
     return SessionMessage(JSONRPCError(jsonrpc="2.0", id=message["id"], error=answer))
 
 
@@ -264,7 +264,7 @@ class _ReadableStream(httpx2.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         line = bytearray()
-        size = 0  # of the message; MCP's client itself limits the events of a stream, once it gets their lines
+        size = 0  # Bytes of the message; MCP's client itself limits the events of a stream, once it gets their lines
         async for piece in self._stream:
             end = max(piece.rfind(b"\n"), piece.rfind(b"\r")) + 1
             size = len(piece) + (size if self._is_message or not end else 0)

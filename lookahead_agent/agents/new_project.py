@@ -29,7 +29,7 @@ class ProjectTool:
     name: str
     source: str  # Python expression in `tools.py`
     question: str  # for the tool
-    arguments: Mapping[str, str]  # of the test's call
+    arguments: Mapping[str, str]  # Arguments of the test's call
     result: str  # expected text in the call's result
     files: Mapping[str, str] = field(default_factory=dict)  # further files of the project, by path
     setup: str = ""  # lines of `tools.py` before the tools

@@ -52,7 +52,7 @@ _AFTER_BLOCK = re.compile(r"\s*\Z|\s*\n\s*[^\W\d_]")  # nothing more, or a text 
 CODE = frozenset({"code", "script", "program", "snippet", "source_code", "sql", "statement"})
 """Names of arguments for which the form of a plan has a block."""
 
-_ANY_NUMBER = 10_000  # of a line that may refer to any result
+_ANY_NUMBER = 10_000  # Number of a line that may refer to any result
 _GAP = re.compile(r"(?:\.{3}|…|<[^<>]*>|\$\d+(?=\s*(?:\.{3}|…))|\s)*(?:\.{3}|…|<[^<>]*>)\s*")
 
 
@@ -66,7 +66,7 @@ class PlanLine:
     # By name; texts may hold $1, $2, and so on. None: they are incomplete or invalid, and a model writes them.
     arguments: dict[str, Any] | None = None
     empty: bool = False  # whether all arguments are placeholders, as in the form that the planner sees
-    parameters: Parameters | None = field(default=None, compare=False, repr=False)  # of the tool
+    parameters: Parameters | None = field(default=None, compare=False, repr=False)  # Parameters of the tool
 
     @property
     def references(self) -> frozenset[int]:
@@ -165,7 +165,7 @@ def plan_form(tools: Sequence[BaseTool]) -> str:
         parameters, earlier = Parameters.of(tool), "" if tool is first else " with $1"
         code = _code_argument(parameters)
         given = []
-        for name in parameters.required:
+        for name in parameters.required_names:
             if name != code:
                 quote = '"' if parameters.is_text(name) else ""
                 given.append(f"{name}={quote}<{name}{earlier}>{quote}")
@@ -175,7 +175,7 @@ def plan_form(tools: Sequence[BaseTool]) -> str:
 
 
 def _code_argument(parameters: Parameters) -> str | None:
-    names = [name for name in parameters.required if name in CODE and parameters.is_text(name)]
+    names = [name for name in parameters.required_names if name in CODE and parameters.is_text(name)]
     return names[0] if len(names) == 1 else None
 
 

@@ -37,10 +37,10 @@ def describe_tools(tools: Iterable[BaseTool | Mapping[str, Any]]) -> str:
     return "\n".join(f"- {_describe(describe_function(tool))}" for tool in tools)
 
 
-_MAX_LEVELS = 6  # of objects and lists in the description of an argument
-_MAX_VALUES = 30  # of an enum
-_MAX_LINES = 40  # of descriptions of arguments
-_MAX_DETAIL_LENGTH = 500  # of the description of an argument, in characters
+_MAX_LEVELS = 6  # Levels of objects and lists in the description of an argument
+_MAX_VALUES = 30  # Values of an enum
+_MAX_LINES = 40  # Lines of descriptions of arguments
+_MAX_DETAIL_LENGTH = 500  # Characters of the description of an argument
 
 
 def _describe(function: Mapping[str, Any]) -> str:

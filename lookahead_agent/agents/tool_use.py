@@ -136,7 +136,7 @@ def _with_sync_run(original: BaseTool) -> BaseTool:
     return _with_methods(original, _run=run_sync)
 
 
-_FRAMES_OF_RUN = 2  # of an error that `_run` itself raises: the caller's and its own
+_FRAMES_OF_RUN = 2  # Frames of an error that `_run` itself raises: the caller's and its own
 
 
 def _with_methods(original: BaseTool, **methods: Callable[..., Any]) -> BaseTool:

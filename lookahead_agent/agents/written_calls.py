@@ -136,7 +136,7 @@ def _until_separator(text: str, at: int) -> tuple[list[Token], Token]:
             return value, token
         depth += (token.kind == "open") - (token.kind == "close")
         if token.kind in ("unclosed", "other") or not 0 <= depth <= _MAX_DEPTH:
-            raise ValueError(f"{token.text[:20]!r} is no literal")
+            raise ValueError(f"{token.text[:20]!r} is not a literal")
         if token.kind != "space":
             value.append(token)
     raise ValueError("the call is not closed")
@@ -179,7 +179,7 @@ class _Literal:
             case "open", "(":
                 values = [value for value, _ in self._items(")")]
                 return values if self._has_comma or not values else values[0]
-        raise ValueError(f"{token.text[:20]!r} is no literal")
+        raise ValueError(f"{token.text[:20]!r} is not a literal")
 
     def _items(self, end: str) -> list[tuple[Any, Any]]:
         """Read what is between brackets: values, or keys with their values in curly ones."""
@@ -239,7 +239,7 @@ def _unescape(match: re.Match[str]) -> str:
     if kind == "N" and len(match[1]) > 1:
         return unicodedata.lookup(match[1][2:-1])
     if kind in "xuUN/":
-        raise ValueError(f"\\{kind} is no escape, or is another one in JSON than in Python")
+        raise ValueError(f"\\{kind} is not an escape, or is another one in JSON than in Python")
     return match[0]
 
 
@@ -300,7 +300,7 @@ class Parameters:
         return properties if isinstance(properties, Mapping) else {}
 
     @property
-    def required(self) -> Sequence[str]:
+    def required_names(self) -> Sequence[str]:
         """Names of the required arguments."""
         required = self.schema.get("required")
         return required if isinstance(required, list) else ()
@@ -316,7 +316,7 @@ class Parameters:
 
     def missing_text(self, arguments: Mapping[str, Any]) -> str | None:
         """Return the name of the argument that alone is missing among the required ones, if it is a text."""
-        missing = [name for name in self.required if name not in arguments]
+        missing = [name for name in self.required_names if name not in arguments]
         return missing[0] if len(missing) == 1 and self.is_text(missing[0]) else None
 
     def read(self, text: str, at: int, results: int) -> tuple[dict[str, Any], int]:

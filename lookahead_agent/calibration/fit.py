@@ -51,7 +51,9 @@ class ThresholdCandidate:
     @property
     def measures(self) -> tuple[Measure, ...]:
         """The measures that decide about a pair."""
-        return (*self._compared, "similarity") if self._rules.verifier == "cascade" else self._compared
+        return (
+            (*self._compared_measures, "similarity") if self._rules.verifier == "cascade" else self._compared_measures
+        )
 
     @property
     def decides(self) -> tuple[str, ...]:
@@ -75,14 +77,14 @@ class ThresholdCandidate:
                 return math.inf
             if ask_from is None or similarity < ask_from:
                 return -math.inf
-        return min(pair.scores[name] for name in self._compared)
+        return min(pair.scores[name] for name in self._compared_measures)
 
     def policy(self, threshold: float) -> VerifierPolicy:
         """The policy with this threshold."""
         return VerifierPolicy.model_validate({**self.fields, self.measure: threshold})
 
     @property
-    def _compared(self) -> tuple[Measure, ...]:
+    def _compared_measures(self) -> tuple[Measure, ...]:
         """The measures whose minimum is compared with the threshold: two if the judge judges both orders."""
         return (self.measure, "p_swapped") if self._rules.both_orders else (self.measure,)
 

@@ -64,7 +64,7 @@ class PairRow(_Row):
     """Two steps from the same prefix; both are None if the reply had no position with two comparable steps."""
 
     kind: Literal["pair"] = "pair"
-    fingerprint: str  # of the problem's question and answer
+    fingerprint: str  # Hash of the problem's question and answer
     question: str
     answer: str | None  # the correct answer; None: unknown
     before: str = ""  # the reply up to the two steps

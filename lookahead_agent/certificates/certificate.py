@@ -51,7 +51,7 @@ class Certificate(BaseModel):
     def problem(self) -> str | None:
         """Why the certificate's counts, or its policy, do not show what it claims; None if they do."""
         if not (0 < self.risk < 1 and 0 < self.level < 1 and self.tests >= 1):
-            return "its risk or level is no probability, or it has no tests"
+            return "its risk or level is not a probability, or it has no tests"
         if (
             not 0 <= self.errors <= self.accepted <= self.pairs <= _MAX_PAIRS
             or not 0 <= (self.disputed or 0) <= self.accepted

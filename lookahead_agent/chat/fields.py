@@ -98,7 +98,7 @@ class EngineFields(BaseModel):
     token of a prompt adds a tenth of a second. None: never. For a target behind a server, it applies only if set."""
     max_retries: int = Field(2, ge=0)
     """Failures of a server request in a row, without a new token between them, after which it is sent again. A reply
-    that has tokens waits for a server that is away, as long as `timeout`. 0: no request is sent again."""
+    that a server has begun waits for one that is away, as long as `timeout`. 0: no request is sent again."""
 
     affinity_headers: tuple[str, ...] = AFFINITY_HEADERS
     """Headers of server requests with a key that is the same for all requests of a reply, a thread and a conversation,

@@ -26,7 +26,7 @@ from lookahead_agent.trace.node_times import node_times, spans_of
 from lookahead_agent.trace.recorder import TraceRecorder, replies
 
 _MAX_LENGTH = 2000  # Characters of a tool's result that are printed
-_LEAST_SECONDS = 0.05  # of a row of `other_times`, which the table rounds to 0.1
+_LEAST_SECONDS = 0.05  # Least time of a row of `other_times`, which the table rounds to 0.1
 # The trace page's colours, as near as terminals have them.
 _STYLES = {
     "accepted": "green",
@@ -50,9 +50,9 @@ class ApprovalNeededError(LookaheadError):
 class RunResult:
     """The result of a completed run."""
 
-    messages: Sequence[AnyMessage]  # of the thread
+    messages: Sequence[AnyMessage]  # Messages of the thread
     seconds: float  # duration without the time of waiting for approvals
-    metrics: NodeMetrics  # of its nodes
+    metrics: NodeMetrics  # Metrics of its nodes
     others: Sequence[tuple[str, float]] = ()  # seconds of tools, and of neither tools nor replies, by name
     answer_shown: bool = False  # whether the answer is the last text on the terminal
     speed: str = ""  # why no draft steps were written, and what made the replies fast

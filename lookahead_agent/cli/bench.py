@@ -19,14 +19,20 @@ from lookahead_agent.bench.config import (
     make_config,
     packaged_configs,
 )
+from lookahead_agent.bench.conversations import load_conversations
 from lookahead_agent.bench.parity import Parity, parity
+from lookahead_agent.bench.parity_report import ParityReport
+from lookahead_agent.bench.problems import OWN
 from lookahead_agent.bench.report import FORMATS, BaseReport, Report, check_report_name
 from lookahead_agent.bench.row_report import RowReport
 from lookahead_agent.bench.runner import Bench
 from lookahead_agent.bench.samples import Sample, read_results
+from lookahead_agent.bench.server_parity import KIND, read_replies
+from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli import options
 from lookahead_agent.cli.estimate import synthetic
 from lookahead_agent.cli.record import record
+from lookahead_agent.cli.server_parity import compare_servers
 from lookahead_agent.cli.terminal import ProgressBars, Terminal, as_rich, fit
 from lookahead_agent.cost_model.synthetic import SyntheticReport, SyntheticRow
 from lookahead_agent.errors import ConfigurationError
@@ -51,6 +57,12 @@ _PARITY = (
     "Compare all tool calls with those of the target alone, byte for byte. Nodes that speculate do so under "
     '"exact", unless --policies says otherwise.'
 )
+_AGAINST = (
+    "With --parity: an OpenAI-compatible server, as NAME=URL or NAME=MODEL@URL. Repeatable. Further servers are "
+    "compared with the first, and a single one with the local model. The environment variable NAME_API_KEY has its key."
+)
+_PREFIX = "With --against: characters in the descriptions of the packaged tools, which all prompts share."
+_OUT_FILE = "Rows of results, appended; the same command continues them. Default: results/bench.jsonl, or parity.jsonl."
 _TOOLS = f"Tools of templates, in place of a calculator: {', '.join(KINDS)}. Repeatable."
 
 
@@ -67,6 +79,18 @@ class TaskOptions:
     tools: Annotated[list[str] | None, typer.Option(help=_TOOLS)] = None
     model: Annotated[str | None, typer.Option(help="Target model.")] = None
     draft: options.Draft = None
+
+    def chat_model(self, engine_arg: list[str] | None) -> ChatLookahead:
+        """Create the chat model that servers are compared with; nothing is loaded yet."""
+        arguments = options.engine_arguments(engine_arg)
+        return options.chat_class()(
+            model=self.model or options.DEFAULT_MODEL,
+            draft_model=self.draft,
+            engine_args=arguments,
+            draft_engine_args=arguments,
+            policy="exact",
+            use_daemon=False,
+        )
 
 
 bench = typer.Typer(
@@ -99,6 +123,10 @@ def report(
 
 def report_of(rows: Sequence[Row], baseline: str, by: Sequence[str]) -> BaseReport:
     """Return the report of the rows of `bench`, of `bench synthetic`, or of another program."""
+    if rows and rows[0].get("kind") == KIND:
+        if by or baseline != BASELINE:
+            raise typer.BadParameter("replies of servers are compared with the first server", param_hint="--by")
+        return ParityReport(read_replies(rows))
     if not rows or any({"schema_version", "kind"} & row.keys() for row in rows):
         if by:
             raise typer.BadParameter("rows of `bench` are compared by configuration", param_hint="--by")
@@ -138,13 +166,42 @@ def run(
     precision: Annotated[str | None, typer.Option(help=_PRECISION)] = None,
     engine_arg: options.EngineArgument = None,
     with_parity: Annotated[bool, typer.Option("--parity", help=_PARITY)] = False,
-    out: options.Out = Path("results/bench.jsonl"),
+    against: Annotated[list[str] | None, typer.Option(metavar="NAME=URL", help=_AGAINST)] = None,
+    prefix: Annotated[int | None, typer.Option(min=0, help=_PREFIX)] = None,
+    out: Annotated[Path | None, typer.Option("--out", dir_okay=False, help=_OUT_FILE)] = None,
 ) -> None:
     """Run tasks in several configurations, in turns, and append each result to a file.
 
     Interrupt it at any time: the same command continues. `bench report` shows the results again.
     """
     if context.invoked_subcommand is not None:
+        return
+    if against or prefix is not None:
+        if not (against and with_parity):
+            raise typer.BadParameter("servers are compared by --parity --against NAME=URL", param_hint="--against")
+        unused: dict[str, object] = {
+            "config": config,
+            "modes": modes,
+            "variants": variants,
+            "policies": policies,
+            "depths": depths,
+        }
+        unused |= {"task": shared.task, "tools": shared.tools, "token-speculation": token_speculation}
+        unused |= {"precision": precision}
+        models: dict[str, object] = {"model": shared.model, "draft": shared.draft, "engine-arg": engine_arg}
+        if given := [f"--{name}" for name, value in (unused | models if len(against) > 1 else unused).items() if value]:
+            raise typer.BadParameter(f"these servers have no use for {', '.join(given)}", param_hint="--against")
+        compared = compare_servers(
+            against,
+            load_conversations(shared.dataset or OWN, shared.limit, shared.skip or 0, prefix),
+            partial(shared.chat_model, engine_arg),
+            out or Path("results/parity.jsonl"),
+            samples=samples or 2,
+            concurrency=shared.concurrency,
+            sampling={"max_tokens": shared.max_tokens or 512, "temperature": temperature or 0.0}
+            | ({"seed": seed} if seed is not None else {}),
+        )
+        _show_server_parity(compared)
         return
     lists = {"modes": modes, "variants": variants, "policies": policies}
     of_task = {
@@ -156,8 +213,8 @@ def run(
     arguments = options.engine_arguments(engine_arg)
     of_bench: dict[str, Any] = {"token_speculation": token_speculation, "temperature": temperature, "seed": seed}
     of_bench |= {"precision": precision, "engine_args": arguments or None, "draft_engine_args": arguments or None}
-    results = _measure(_merge(config, shared, of_task, of_bench), out)
-    if with_parity and not _show_parity(parity(results)):
+    measured = _measure(_merge(config, shared, of_task, of_bench), out or Path("results/bench.jsonl"))
+    if with_parity and not _show_parity(parity(measured)):
         raise typer.Exit(1)
 
 
@@ -197,6 +254,17 @@ def _measure(config: BenchConfig, out: Path) -> list[Sample]:
     results = benchmark.run(ProgressBars(), on_sample)
     show_report(Report(results), Terminal(width=_WIDE))
     return results
+
+
+def _show_server_parity(results: ParityReport) -> None:
+    """Print the differences of servers; exit with status 1 if one is worse than the first."""
+    show = Terminal(width=_WIDE)
+    show_report(results, show)
+    worse = [each for each in results.comparisons if each.worse]
+    for each in worse:
+        show.print(f"{each.server} is worse than {results.servers[0]}: {', '.join(each.worse)}")
+    if worse:
+        raise typer.Exit(1)
 
 
 def _show_parity(compared: Sequence[Parity]) -> bool:

@@ -32,8 +32,8 @@ def new(
     chosen = choices(tools, _TOOLS, "--tools")
     if not _NAME.fullmatch(folder.name):
         raise typer.BadParameter(
-            f"{folder.name!r} is no name for a project: it begins with a letter, ends with a letter or a digit, has no "
-            "others than those of ASCII and - . _ between them, and at most 100 in all",
+            f"{folder.name!r} is not a name for a project: it begins with a letter, ends with a letter or a digit, has "
+            "no others than those of ASCII and - . _ between them, and at most 100 in all",
             param_hint="FOLDER",
         )
     if canonicalize_name(folder.name) in required_packages():

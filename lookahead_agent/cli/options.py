@@ -83,7 +83,7 @@ def check_text(text: str | None, option: str, *, empty: bool = True) -> None:
         (text or "").encode()
     except UnicodeEncodeError:
         encoding = sys.getfilesystemencoding()
-        raise typer.BadParameter(f"{text!r} has bytes that are no {encoding}", param_hint=option) from None
+        raise typer.BadParameter(f"{text!r} has bytes that are not {encoding}", param_hint=option) from None
 
 
 def words(text: str) -> list[str]:
@@ -109,7 +109,7 @@ def numbers(text: str, parse: Callable[[str], Number], option: str) -> list[Numb
         parsed = []
     if not parsed:
         example = "1,2,4" if parse is int else "0.4,0.6"
-        raise typer.BadParameter(f"{text!r} is no list of numbers such as {example}", param_hint=option)
+        raise typer.BadParameter(f"{text!r} is not a list of numbers such as {example}", param_hint=option)
     return parsed
 
 

@@ -178,7 +178,7 @@ def check_arguments(arguments: Mapping[str, Any], variables: frozenset[str]) -> 
     try:
         length = len(json.dumps(dict(arguments), allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"the arguments of the chat template are no JSON: {error}") from None
+        raise ConfigurationError(f"the arguments of the chat template are not JSON: {error}") from None
     if length > _MAX_ARGUMENTS_LENGTH:
         raise ConfigurationError(
             f"the arguments of the chat template have {length} characters; at most {_MAX_ARGUMENTS_LENGTH} are taken"

@@ -51,7 +51,7 @@ MAX_ALTERNATIVES = 400  # for the next value or property: from about 500, llguid
 _MAX_COMBINED = 50  # combinations of alternatives, as by `allOf`: each combination becomes an object of its own
 _MAX_COUNT = 2**31 - 1
 _MAX_FACTORS = 10_000
-_MAX_NUMBER = 1e300  # larger ones are no numbers for llguidance
+_MAX_NUMBER = 1e300  # larger ones are not numbers for llguidance
 _INDEX = re.compile(r"0|[1-9][0-9]{0,8}")  # of a list, in a reference
 
 

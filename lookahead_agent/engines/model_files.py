@@ -14,7 +14,7 @@ _MAX_JSON = 64 << 20  # bytes of a file; the weight map of the largest models ha
 def read_object(file: Path) -> dict[str, Any]:
     """Read a file with one JSON object, at most 64 MiB; raises ValueError, which says what is wrong, or OSError."""
     if not file.is_file():  # a pipe would never end
-        raise ValueError("it is no file")
+        raise ValueError("it is not a file")
     if file.stat().st_size > _MAX_JSON:
         raise ValueError(f"it has more than {_MAX_JSON >> 20} MiB")
     try:
@@ -22,7 +22,7 @@ def read_object(file: Path) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(value, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     return value
 
 
@@ -38,9 +38,9 @@ def read_config(folder: Path) -> dict[str, Any]:
 def read_count(config: Mapping[str, Any], *names: str, default: int | None = None) -> int:
     """Return the first of some fields of a configuration that is present, else `default`.
 
-    Raises IntegrityError if the field is no positive whole number, or is missing without a default.
+    Raises IntegrityError if the field is not a positive whole number, or is missing without a default.
     """
     name, value = next(((name, config[name]) for name in names if config.get(name) is not None), (names[-1], default))
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < _MAX_COUNT:
-        raise IntegrityError(f"{name} in config.json is no positive whole number: {repr(value)[:80]}")
+        raise IntegrityError(f"{name} in config.json is not a positive whole number: {repr(value)[:80]}")
     return value

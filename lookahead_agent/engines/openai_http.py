@@ -187,6 +187,7 @@ class OpenAIEngine:
         """Generate, and go on from the tokens received so far where a server fails; see `RemoteModel.max_retries`."""
         retries = Retries(self._remote)
         continuation = Continuation(prompt_ids, sampling, self._local_tokenizer.eos_ids, seeds=True)
+        has_begun = False
         while True:
             before = continuation.count
             try:
@@ -205,8 +206,10 @@ class OpenAIEngine:
                     retries.reset()
                 if not continuation.can_resume:
                     raise
+                # It failed after a server had taken the request, so that the address is right.
+                has_begun = has_begun or not (failure.is_away or failure.needs_tokens)
                 # A reply does without its draft sooner than it would wait for it.
-                in_reply = self._role == "target" and (sampling.in_reply or continuation.count > 0)
+                in_reply = self._role == "target" and (sampling.in_reply or continuation.count > 0 or has_begun)
                 if in_reply and failure.is_away and not self._is_awaited:
                     self._is_awaited = True
                     logger.warning("%s. Its replies wait for it, as long as the timeout", failure)

@@ -56,8 +56,8 @@ class RemoteModel:
     api_key: str | None = field(default=None, repr=False)  # sent as a bearer token; None: not sent
     timeout: float | None = 600.0  # seconds without data before a request fails; None: no limit
     # Failures in a row, without a new token between them, after which a request is sent again. 0: no request is sent
-    # again. Neither a response with `Retry-After` counts, nor, once a reply has tokens, a server that is away: the
-    # request waits for it as long as `timeout`.
+    # again. Neither a response with `Retry-After` counts, nor, once a server has begun the reply, a server that is
+    # away: the request waits for it as long as `timeout`.
     max_retries: int = 2
     affinity_headers: tuple[str, ...] = AFFINITY_HEADERS  # headers with the key of a reply, for load balancers
 
@@ -88,7 +88,7 @@ class Retries:
 
         Args:
             failure: Why the latest attempt failed.
-            in_reply: Whether the request belongs to a reply that has tokens, which waits for a server that is away.
+            in_reply: Whether the request belongs to a reply that a server has begun, which waits for one that is away.
         """
         now = asyncio.get_running_loop().time()
         self._since = now if self._since is None else self._since

@@ -189,6 +189,8 @@ class VLLMEngine:
             logger.warning("%s. The engine is started again, and its replies go on", failure)
             self._restarted_at = self._clock()
             self._restarting = asyncio.create_task(self._start_again(self._llm))
+            # Its requests may all be closed before it fails, so that nobody asks for the error.
+            self._restarting.add_done_callback(lambda task: task.cancelled() or task.exception())
         return self._restarting
 
     async def _start_again(self, ended: Any) -> None:

@@ -200,9 +200,9 @@ def _gguf_problem(file: Path) -> str | None:
     with file.open("rb") as content:
         header = content.read(24)
     if header[:4] != b"GGUF":
-        return f"{file.name} is no GGUF file"
+        return f"{file.name} is not a GGUF file"
     if len(header) < 24:
-        return f"{file.name} is no whole GGUF file"
+        return f"{file.name} is not a whole GGUF file"
     version, tensors, keys = struct.unpack("<IQQ", header[4:])
     if not 1 <= version <= 3 or max(tensors, keys) > file.stat().st_size:
         return f"{file.name} has no valid GGUF header"
@@ -223,9 +223,9 @@ def _weights_problem(file: Path) -> str | None:
         with safe_open(file, framework="numpy"):  # it reads the header, which has the file's length
             return None
     except RecursionError:
-        return f"{file.name} is no whole safetensors file: its header is nested too deeply"
+        return f"{file.name} is not a whole safetensors file: its header is nested too deeply"
     except (SafetensorError, OSError, ValueError, TypeError, OverflowError) as error:
-        return f"{file.name} is no whole safetensors file: {error}"
+        return f"{file.name} is not a whole safetensors file: {error}"
 
 
 def _without_repeated_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def read_gguf(file: Path) -> tuple[dict[str, Any], list[GGUFTensor]]:
         content = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)  # torch takes no read-only memory
     header = _Header(content)
     if content[:4] != b"GGUF":
-        raise ValueError(f"{file.name} is no GGUF file")
+        raise ValueError(f"{file.name} is not a GGUF file")
     header.offset = 4
     if (version := header.number("I")) not in (2, 3):
         raise ValueError(f"{file.name} has the version {version} of GGUF, and 2 and 3 are supported")

@@ -37,7 +37,7 @@ class DocumentPart:
     is_table: bool = False
 
 
-def declared_encoding(data: bytes) -> str | None:
+def find_declared_encoding(data: bytes) -> str | None:
     """Return the encoding that a page or an XML document names at its beginning; None: it names none."""
     found = _DECLARED.search(data[:1024])
     return found[1].decode() if found is not None else None

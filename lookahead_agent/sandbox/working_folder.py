@@ -45,7 +45,7 @@ def read_regular(path: str | Path, limit: int, folder: int | None = None) -> byt
     try:
         with open(descriptor, "rb", closefd=False) as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise ValueError("is no regular file")
+                raise ValueError("is not a regular file")
             data = file.read(limit + 1)
     finally:
         os.close(descriptor)
@@ -146,7 +146,7 @@ def _mode_of(parent: int, name: str, requested: str) -> int:
         return stat.S_IMODE(mode)
     link = "a link, and may lead outside: links are not followed"
     raise ValueError(
-        f"{requested!r} is {'a folder' if stat.S_ISDIR(mode) else link if stat.S_ISLNK(mode) else 'no regular file'}"
+        f"{requested!r} is {'a folder' if stat.S_ISDIR(mode) else link if stat.S_ISLNK(mode) else 'not a regular file'}"
     )
 
 
@@ -155,7 +155,7 @@ def refusal(name: str, error: OSError) -> str:
     if error.errno in (errno.ELOOP, errno.ENOTDIR):
         return f"{name!r} leads over a link or a file, and may be outside: links are not followed"
     if error.errno == errno.ENXIO:
-        return f"{name!r} is no regular file"
+        return f"{name!r} is not a regular file"
     return f"{name!r} cannot be opened or written: {error.strerror}"
 
 

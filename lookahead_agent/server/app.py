@@ -65,7 +65,7 @@ def create_app(
         request: Request,
         client: Client,
         model: type[Body],
-        translate: Callable[[Body, int], ChatRequestBody | CompletionRequestBody] = lambda body, _: body,
+        translate: Callable[[Body, int], ChatRequestBody | CompletionRequestBody],
     ) -> tuple[Body, list[GenerateRequest]]:
         """Read a body, and the requests for its replies; `translate` takes it, and the longest body in bytes."""
         length = await writer.context_length()
@@ -84,7 +84,7 @@ def create_app(
     async def respond(
         request: Request, client: Client, model: type[ChatRequestBody | CompletionRequestBody] = CompletionRequestBody
     ) -> Response:
-        body, requests = await read_requests(request, client, model)
+        body, requests = await read_requests(request, client, model, lambda body, _: body)
         usage, chat = body.stream_options and body.stream_options.include_usage, isinstance(body, ChatRequestBody)
         owner = writer.clients.owner(client)
         streams = [writer.generate(each, owner) for each in requests]

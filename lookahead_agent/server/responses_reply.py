@@ -59,7 +59,7 @@ _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"
 
 
 def new_id(prefix: str) -> str:
-    """Return an id that nobody can guess."""
+    """Return a random id."""
     return f"{prefix}_{uuid.uuid4().hex}"
 
 
@@ -131,15 +131,15 @@ class ResponseReply:
             code: Any = {429: "rate_limit_exceeded", 400: "invalid_prompt"}.get(refused.status, "server_error")
             self._response.status = "failed"
             self._response.error = ResponseError(code=code, message=content["error"]["message"])
-            yield _as_sent(self._numbered(ResponseFailedEvent, type="response.failed", response=self._response))
+            yield _as_sent(self._number(ResponseFailedEvent, type="response.failed", response=self._response))
 
     async def _events(self) -> AsyncGenerator[ResponseStreamEvent, None]:
         async with aclosing(self._stream) as events:
             async for event in events:
                 if not self._sequence:
                     snapshot = self._response.model_copy()
-                    yield self._numbered(ResponseCreatedEvent, type="response.created", response=snapshot)
-                    yield self._numbered(ResponseInProgressEvent, type="response.in_progress", response=snapshot)
+                    yield self._number(ResponseCreatedEvent, type="response.created", response=snapshot)
+                    yield self._number(ResponseInProgressEvent, type="response.in_progress", response=snapshot)
                 if isinstance(event, TextDelta):
                     for each in self._add_text(event.kind, event.text):
                         yield each
@@ -208,32 +208,33 @@ class ResponseReply:
                 status=status if number == len(calls) else "completed",
             )
             yield from self._add_call(call)
-        response, cached = self._response, reply.lookahead["prompt_tokens"]["target"]["cached"] or 0
-        response.usage = ResponseUsage(
+        cached = reply.lookahead["prompt_tokens"]["target"]["cached"] or 0
+        usage = ResponseUsage(
             input_tokens=reply.prompt_tokens,
             input_tokens_details=InputTokensDetails(cached_tokens=cached, cache_write_tokens=0),
             output_tokens=len(reply.token_ids),
             output_tokens_details=OutputTokensDetails(reasoning_tokens=reply.thinking_tokens),
             total_tokens=reply.prompt_tokens + len(reply.token_ids),
         )
-        response.status = status
-        response.lookahead = reply_metadata(reply)  # type: ignore[attr-defined]
+        ended: dict[str, Any] = {"status": status, "usage": usage, "lookahead": reply_metadata(reply)}
         if reason is None:
-            response.completed_at = int(time.time())
+            ended["completed_at"] = int(time.time())
         else:
-            response.incomplete_details = IncompleteDetails.model_validate({"reason": reason})
+            ended["incomplete_details"] = IncompleteDetails.model_validate({"reason": reason})
+        self._response = self._response.model_copy(update=ended)
         if self._store is not None:
-            response.store = self._store(as_json(response))  # type: ignore[attr-defined]
+            is_kept = self._store(as_json(self._response))
+            self._response = self._response.model_copy(update={"store": is_kept})
         last = ResponseCompletedEvent if reason is None else ResponseIncompleteEvent
-        yield self._numbered(last, type=f"response.{status}", response=response)
+        yield self._number(last, type=f"response.{status}", response=self._response)
 
-    def _numbered(self, event: type[BaseModel], **fields: Any) -> ResponseStreamEvent:
+    def _number(self, event: type[BaseModel], **fields: Any) -> ResponseStreamEvent:
         self._sequence += 1
         # The values are of the SDK's types, and events are frequent: they are not validated again.
         return cast(ResponseStreamEvent, event.model_construct(**fields, sequence_number=self._sequence - 1))
 
     def _at_item(self, event: type[BaseModel], **fields: Any) -> ResponseStreamEvent:
-        return self._numbered(event, output_index=len(self._response.output), **fields)
+        return self._number(event, output_index=len(self._response.output), **fields)
 
     def _in_part(self, event: type[BaseModel], name: str, **fields: Any) -> ResponseStreamEvent:
         assert self._item is not None

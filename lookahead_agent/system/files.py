@@ -34,7 +34,7 @@ def user_folder(find: Callable[[], str], advice: str) -> Path:
 
 @contextmanager
 def open_folder(name: str | Path, base: int | None = None) -> Iterator[int]:
-    """Open a folder that is no link, relative to `base` if given, and yield its descriptor. Raises OSError."""
+    """Open a folder that is not a link, relative to `base` if given, and yield its descriptor. Raises OSError."""
     descriptor = os.open(name, FOLDER_FLAGS, dir_fd=base)
     try:
         yield descriptor

@@ -44,7 +44,7 @@ def read_content(path: Path) -> bytes:
     try:
         return lzma.decompress(content)
     except (EOFError, lzma.LZMAError) as error:
-        raise OSError(errno.EINVAL, "it is no whole .xz file", str(path)) from error
+        raise OSError(errno.EINVAL, "it is not a whole .xz file", str(path)) from error
 
 
 def read_lines(path: Path) -> list[str]:
@@ -122,5 +122,5 @@ def _rows(path: Path) -> Iterator[Row]:
         except ValueError as error:
             raise ConfigurationError(f"{path}, line {number} is not JSON: is it a file of results?") from error
         if not isinstance(row, dict):
-            raise ConfigurationError(f"{path}, line {number} is no row of results")
+            raise ConfigurationError(f"{path}, line {number} is not a row of results")
         yield row

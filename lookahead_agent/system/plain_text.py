@@ -3,7 +3,7 @@
 import re
 
 _MAX_LENGTH = 4096
-"""Longest string sequence (a title, a link, the clipboard), in characters; a longer one is no sequence."""
+"""Longest string sequence (a title, a link, the clipboard), in characters; a longer one is not a sequence."""
 
 # `_INCOMPLETE` matches a sequence that the end of the text truncates, so that `PlainTextStream` can wait for the rest.
 # The body matches no control characters, so that a search reads each character once.

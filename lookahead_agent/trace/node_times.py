@@ -55,7 +55,7 @@ class NodeTimes:
     tools: float
     waiting: float
     prompt_tokens: int
-    cached_tokens: int | None  # of these from the prefix cache; None: unknown
+    cached_tokens: int | None  # Prompt tokens from the prefix cache; None: unknown
     output_tokens: int = 0
     passes: int = 0  # forward passes of the target
     policy: str = ""

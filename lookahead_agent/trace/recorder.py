@@ -191,7 +191,7 @@ class TraceRecorder(RunRecorder):
             calls = [{"name": call["name"], "args": call["args"]} for call in message.tool_calls]
             row = {"type": "reply", "at": self.measure_elapsed(), "text": message.text, "tool_calls": calls}
             self._add({**row, "usage": message.usage_metadata, **self._of_prompt(run_id, message), **figures})
-        self._discard_prompt(run_id)  # of a cached reply, or of another model
+        self._discard_prompt(run_id)  # The prompt is one of a cached reply, or of another model
 
     def _add(self, row: Row) -> None:
         with self._lock:
@@ -222,17 +222,17 @@ class TraceRecorder(RunRecorder):
 
 
 def read_trace(path: str | Path) -> list[Row]:
-    """Read the rows of a trace; raises ConfigurationError if the file is no trace or of a newer version."""
+    """Read the rows of a trace; raises ConfigurationError if the file is not a trace or of a newer version."""
     if not Path(path).exists():
         raise ConfigurationError(f"{path} cannot be read: there is no such file")
     rows = RowFile(Path(path)).rows
     for row in rows:
         if "type" not in row:
-            raise ConfigurationError(f"{path} has a line that is no row of a trace")
+            raise ConfigurationError(f"{path} has a line that is not a row of a trace")
         if row["type"] == "trace" and row.get("version", 0) > _VERSION:
             raise ConfigurationError(f"{path} was recorded by a newer version of lookahead-agent")
     if not any(row["type"] == "trace" for row in rows):
-        raise ConfigurationError(f"{path} is no trace: record one with lookahead-agent agent --trace run.jsonl")
+        raise ConfigurationError(f"{path} is not a trace: record one with lookahead-agent agent --trace run.jsonl")
     return rows
 
 

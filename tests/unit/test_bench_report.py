@@ -327,7 +327,7 @@ def test_invalid_jsonl_is_rejected_and_a_truncated_last_line_is_ignored(tmp_path
     with pytest.raises(ConfigurationError, match="line 1 is not JSON"):
         RowFile(file)
     file.write_text("[1]\n")
-    with pytest.raises(ConfigurationError, match="line 1 is no row"):
+    with pytest.raises(ConfigurationError, match="line 1 is not a row"):
         RowFile(file)
     file.write_text(json.dumps({"id": 1}) + "\n" + '{"id": 2, "te')
     assert RowFile(file).rows == [{"id": 1}], "a truncated last line is ignored"

@@ -431,10 +431,10 @@ def test_certificates_match_models_precision_and_delimiter(tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"risk": -1.0}, "no probability"),
-        ({"risk": 1.0}, "no probability"),
+        ({"risk": -1.0}, "not a probability"),
+        ({"risk": 1.0}, "not a probability"),
         ({"risk": "NaN"}, "risk"),
-        ({"level": 0.0}, "no probability"),
+        ({"level": 0.0}, "not a probability"),
         ({"tests": 0}, "no tests"),
         ({"risk": 0.001}, "do not show a risk of 0.001"),
         ({"accepted": 100}, "100 accepted pairs do not show a risk of 0.02"),

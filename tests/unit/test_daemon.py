@@ -578,7 +578,7 @@ def test_clients_without_the_engines_header_get_the_public_api(client: ChatLooka
     chunks = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
     assert all(chunk["choices"] for chunk in chunks), "no chunk carries only step events"
     assert [chunk["lookahead"].keys() for chunk in chunks if "lookahead" in chunk] == [
-        {"policy", "steps", "accepted", "acceptance_rate", "speculation_disabled"}
+        {"policy", "steps", "accepted", "acceptance_rate", "thinking_ended_by_budget", "speculation_disabled"}
     ]
     with serving(scripted_chat("Fine.")) as (url, _):  # the public server, for other programs
         extra = {**body, "lookahead": {}}

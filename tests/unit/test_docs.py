@@ -50,11 +50,11 @@ def test_python_snippets_of_a_page_run(page: str, tmp_path: Path, monkeypatch: p
         exec(re.sub(r"^from lookahead_agent import ChatLookahead$", "", code, flags=re.MULTILINE), names)
 
 
-def test_python_snippet_of_the_server_page_prints_the_reply(capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = snippets(DOCS / SERVER)
+def test_python_snippets_of_the_server_page_print_the_reply(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(scripted_chat(REPLY, policies={"planner": "exact"})) as (url, _):
-        exec(code.replace("http://127.0.0.1:8000", url), {})
-    assert capsys.readouterr().out == f"{REPLY} 1.0\n"
+        for code in snippets(DOCS / SERVER):
+            exec(code.replace("http://127.0.0.1:8000", url), {})
+    assert capsys.readouterr().out == f"{REPLY} 1.0\n" * 2 + f"{REPLY}\n" * 2
 
 
 @pytest.mark.parametrize("page", ["../README.md", "../CONTRIBUTING.md", *EVERY_PAGE])

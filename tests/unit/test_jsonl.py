@@ -248,7 +248,7 @@ def test_compressed_row_file_is_read_only_and_rejected_if_damaged(tmp_path: Path
     assert path.read_bytes() == compressed
     for broken in (compressed[:-4], b"{}\n", compressed[:12] + b"?" * 12):
         path.write_bytes(broken)
-        with pytest.raises(ConfigurationError, match=r"cannot be read: it is no whole \.xz file"):
+        with pytest.raises(ConfigurationError, match=r"cannot be read: it is not a whole \.xz file"):
             RowFile(path)
 
 

@@ -187,7 +187,7 @@ ODD_TOOLS = {
     "more than 64 levels": tool_with(deep(70), name="levels"),
     "inputSchema.type": tool_with({"type": "string"}, name="text"),
     "inputSchema: Input should be a valid dictionary": {"name": "list", "inputSchema": []},
-    "it is no object": "tool",
+    "it is not an object": "tool",
     "inputSchema.properties.y": tool_with({"properties": {"y": 3}}, name="number"),
 }
 

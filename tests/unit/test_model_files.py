@@ -83,17 +83,17 @@ def remove_shard(folder: Path) -> None:
 
 
 DAMAGES: list[tuple[Callable[[Path], None], str]] = [
-    (truncate("model.safetensors", 500), "model.safetensors is no whole safetensors file"),
-    (truncate("model.safetensors", 5), "model.safetensors is no whole safetensors file"),
-    (truncate("model.safetensors", 0), "model.safetensors is no whole safetensors file"),
-    (fill_with_zeros("model.safetensors"), "model.safetensors is no whole safetensors file"),
-    (append_byte, "model.safetensors is no whole safetensors file"),
-    (break_link, "model.safetensors is no whole safetensors file"),
+    (truncate("model.safetensors", 500), "model.safetensors is not a whole safetensors file"),
+    (truncate("model.safetensors", 5), "model.safetensors is not a whole safetensors file"),
+    (truncate("model.safetensors", 0), "model.safetensors is not a whole safetensors file"),
+    (fill_with_zeros("model.safetensors"), "model.safetensors is not a whole safetensors file"),
+    (append_byte, "model.safetensors is not a whole safetensors file"),
+    (break_link, "model.safetensors is not a whole safetensors file"),
     (remove_shard, "model-2-of-2.safetensors"),
     (truncate("config.json", 1), "config.json cannot be read"),
     (fill_with_zeros("config.json"), "config.json cannot be read"),
     (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
-    (lambda folder: (folder / "config.json").write_text("[]"), "it is no JSON object"),  # type: ignore[list-item, return-value]
+    (lambda folder: (folder / "config.json").write_text("[]"), "it is not a JSON object"),  # type: ignore[list-item, return-value]
     (lambda folder: (folder / "config.json").write_bytes(b"\xff{}"), "config.json cannot be read"),  # type: ignore[list-item, return-value]
     (truncate("tokenizer_config.json", 20), "tokenizer_config.json cannot be read"),
 ]
@@ -194,8 +194,8 @@ HOSTILE: list[tuple[str, bytes, str]] = [
     ("model.safetensors", struct.pack("<Q", 10**9) + b"{}", "header is longer"),
     ("model.safetensors", struct.pack("<Q", 200_000) + b"[" * 200_000, "nested too deeply"),
     ("model.safetensors", struct.pack("<Q", 22) + b'{"a": {},  "a": {}}   ', "a name twice"),
-    ("model.safetensors", struct.pack("<Q", 2) + b"\xff\xfe", "no whole safetensors file"),
-    ("model.gguf", b"GGUF", "no whole GGUF file"),
+    ("model.safetensors", struct.pack("<Q", 2) + b"\xff\xfe", "not a whole safetensors file"),
+    ("model.gguf", b"GGUF", "not a whole GGUF file"),
     ("model.gguf", b"GGUF" + b"\xff" * 500, "no valid GGUF header"),
 ]  # fmt: skip
 
@@ -233,7 +233,7 @@ def test_a_configured_number_that_is_no_count_is_one_error(
     file = model / "config.json"
     for value in ("x", -1, 0, True, [1], {"a": 1}, 1.5, float("inf"), float("nan"), 1 << 40):
         file.write_text(json.dumps({**dict.fromkeys(shape, 8), name: value}))
-        with pytest.raises(IntegrityError, match=rf"{name} in config\.json is no positive whole number"):
+        with pytest.raises(IntegrityError, match=rf"{name} in config\.json is not a positive whole number"):
             read(model)
     for content in (b"[1]", b"\xff", b"[" * 100_000, b""):
         file.write_bytes(content)

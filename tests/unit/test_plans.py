@@ -152,6 +152,7 @@ def test_line_that_references_itself_or_a_later_line_is_incomplete() -> None:
     first, second, third = parse_plan('Plan:\n1. sql("SELECT $1")\n2. calculator("$1 * $3")\n3. sql("$9 $1")', TOOLS)
     assert (first.arguments, second.arguments) == (None, None)
     assert second.text == 'calculator("$1 * <unknown>")'
+    assert parse_plan("Plan:\n1. calculator($2)", TOOLS)[0].arguments is None, "outside of quotes, $2 is a reference"
     assert second.without_references() == 'calculator("<result 1> * <unknown>")'
     assert second.references == {1}
     assert third.arguments == {"statement": "$9 $1"}, "no line has this number: it is an amount of money"

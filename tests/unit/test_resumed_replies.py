@@ -301,13 +301,15 @@ def busy(status: int, seconds: str) -> dict[str, Any]:
 def test_a_server_that_stays_away_fails_the_reply_after_the_timeout() -> None:
     gone = server_of(deaths=[3], away=[REFUSED] * 100)
     assert 40 < seconds_until(EngineError, engine_on(gone), "cannot be reached: connection refused") <= 60
+    gone = server_of(deaths=[0], away=[REFUSED] * 100)
+    assert seconds_until(EngineError, engine_on(gone), "refused") > 40, "it died while it read the prompt"
     never_there = server_of()
     never_there.pending = [REFUSED] * 100
     assert seconds_until(EngineError, engine_on(never_there), "connection refused") < 2, "the address may be wrong"
     never_there.pending = [REFUSED] * 100
     assert seconds_until(EngineError, engine_on(never_there), "connection refused", in_reply=True) > 40
     draft = OpenAIEngine(RemoteModel("http://one/v1", "model"), gone.engine.tokenizer, "draft", transport=gone)  # type: ignore[arg-type]
-    gone.deaths, gone.sent, gone.pending = [3], 0, []
+    gone.deaths, gone.sent, gone.pending = [0], 0, []
     assert seconds_until(EngineError, draft, "connection refused") < 2, "a reply does without its draft"
 
 

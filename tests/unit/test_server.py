@@ -55,7 +55,8 @@ def test_a_chat_completion_has_reply_usage_and_speculation_statistics(url: str) 
     assert body["usage"]["completion_tokens"] > 0
     assert body["usage"]["total_tokens"] == body["usage"]["prompt_tokens"] + body["usage"]["completion_tokens"]
     assert body["lookahead"] == [
-        {"policy": "balanced", "steps": 3, "accepted": 3, "acceptance_rate": 1.0, "speculation_disabled": False}
+        {"policy": "balanced", "steps": 3, "accepted": 3, "acceptance_rate": 1.0}
+        | {"thinking_ended_by_budget": False, "speculation_disabled": False}
     ]
 
 

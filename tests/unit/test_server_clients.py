@@ -181,7 +181,7 @@ async def test_async_openai_sdk_chats_and_streams(url: str) -> None:
 
 def test_rejected_requests_raise_errors_of_the_sdk_with_a_reason(client: openai.OpenAI, url: str) -> None:
     with pytest.raises(openai.NotFoundError, match=r"answers POST /v1/chat/completions"):
-        client.responses.create(model=MODEL, input="?")
+        client.moderations.create(input="?")
     with pytest.raises(openai.NotFoundError, match=r"answers POST /v1/chat/completions"):
         client.embeddings.create(model=MODEL, input="?")
     with pytest.raises(openai.BadRequestError, match="temperature") as raised:

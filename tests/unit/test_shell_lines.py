@@ -64,8 +64,11 @@ def _scripted_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, measure_wi
     (tmp_path / "my_module.py").write_text('def my_tool(text: str) -> str:\n    """Say it again."""\n    return text\n')
 
 
-# `bench peers` needs a server, which test_bench_peers starts.
-@pytest.mark.parametrize("line", [line for line in lines("lookahead-agent") if " bench peers " not in line])
+# `bench peers` and `--against` need servers, which test_bench_peers and test_server_parity start.
+ELSEWHERE = re.compile(r" bench peers | --against ")
+
+
+@pytest.mark.parametrize("line", [line for line in lines("lookahead-agent") if ELSEWHERE.search(line) is None])
 def test_command_runs(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     _, *arguments = shlex.split(line, comments=True)
     if arguments[:2] == ["bench", "report"]:

@@ -113,7 +113,7 @@ def test_call_may_set_only_variables_that_the_template_reads(name: str, tmp_path
 
 @pytest.mark.parametrize(
     ("value", "message"),
-    [("x" * 70_000, "have 700"), (object(), "no JSON"), (float("nan"), "no JSON"), ({"a": {1, 2}}, "no JSON")],
+    [("x" * 70_000, "have 700"), (object(), "not JSON"), (float("nan"), "not JSON"), ({"a": {1, 2}}, "not JSON")],
 )
 def test_template_values_that_are_too_large_or_not_json_raise(value: object, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=message):

@@ -6,7 +6,7 @@ from typing import Any
 
 import openai
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
@@ -23,11 +23,13 @@ from lookahead_agent.errors import ConfigurationError, PolicyError
 from lookahead_agent.generation.call_options import CallOptions
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.verifiers.model_free import ExactVerifier
+from tests.unit.scripts import ScriptedVerifier
 from tests.unit.serving import serving
 from tests.unit.test_draft_follower import SharedDraftScript
 from tests.virtual_time import run_in_virtual_time
 
 TAGS = ThinkingTags(separator="\n\n")
+ACCEPT_ALL = ScriptedVerifier(lambda draft, target: True)
 CLOSE = "</think>\n\n"
 THOUGHTS = "one two three\n\nfour five six\n\nseven eight nine"
 ANSWER = "It is 4.\n\nReally."
@@ -85,12 +87,12 @@ WORDS = st.sampled_from(["a", " b", " c", "\n\n", "`", "```\n", "\n", "<think>",
 TEXTS = st.lists(WORDS, max_size=14).map("".join)
 
 
-def steps_of(text: str) -> Any:
+def steps_of(text: str, seconds: float = 0.1) -> Any:
     """A script that goes on with a text where the reply ends, by the number of the reply's tokens that it has."""
     pieces = ScriptedTokenizer._PIECE.findall(text)
 
     def script(_: str, reply: str) -> list[ScriptedStep]:
-        return [ScriptedStep("".join(pieces[len(ScriptedTokenizer._PIECE.findall(reply)) :]), 0.1)]
+        return [ScriptedStep("".join(pieces[len(ScriptedTokenizer._PIECE.findall(reply)) :]), seconds)]
 
     return script
 
@@ -111,8 +113,9 @@ def decode(
         thinking_tokens=budget,
     )
     target = SharedDraftScript(tokenizer, steps_of(text), len(ids), tokens_per_delta=options.pop("tokens_per_delta", 1))
-    drafting = ScriptedEngine(other, steps_of(draft), len(draft_ids)) if draft is not None else None
-    reply = run_in_virtual_time(lookahead(request, target, drafting, ExactVerifier(), DecodingSettings(**options)))
+    drafting = ScriptedEngine(other, steps_of(draft, 0.01), len(draft_ids)) if draft is not None else None
+    verifier = options.pop("verifier", ExactVerifier())
+    reply = run_in_virtual_time(lookahead(request, target, drafting, verifier, DecodingSettings(**options)))
     report, texts = reply.report, {token: tokenizer.decode((token,)) for token in reply.token_ids}
     assert report.target_tokens.generated == target.generated
     assert target.in_flight == 0
@@ -143,6 +146,7 @@ def decode(
     st.sampled_from([(), (".",)]),
     st.booleans(),
 )
+@example("a b c\n\n b.", " b c b c\n\na", 2, True, False, 2, 1, False, 1, 1000, (), False)
 def test_steps_and_drafts_change_no_reply_with_a_budget(
     text: str,
     draft: str,
@@ -161,18 +165,10 @@ def test_steps_and_drafts_change_no_reply_with_a_budget(
     limits = {"opened": opened, "max_tokens": max_tokens, "stop": stop, "answer_from_target": answer_from_target}
     budget = max(budget, opened)
     alone = decode(text, None, budget, **limits)
-    speculated = decode(
-        text,
-        draft or text,
-        budget,
-        shared=shared,
-        depth=depth,
-        width=width,
-        synchronous=synchronous,
-        tokens_per_delta=tokens_per_delta,
-        **limits,
-    )
-    assert speculated == alone
+    shape = {"depth": depth, "width": width, "synchronous": synchronous, "tokens_per_delta": tokens_per_delta}
+    assert decode(text, draft or text, budget, shared=shared, **shape, **limits) == alone
+    # Whatever the verifier accepts, the budget holds.
+    decode(text, draft or text, budget, shared=shared, verifier=ACCEPT_ALL, **shape, **limits)
     assert len(alone[1]) <= max_tokens
 
 

@@ -415,9 +415,9 @@ def test_redirects_are_checked_like_the_first_url() -> None:
         (httpx.Response(404, content=b"why", headers={"Content-Type": "application/octet-stream"}), "Not Found: why$"),
         (
             httpx.Response(200, content=b"%PDF-1.7\n", headers={"Content-Type": "application/pdf"}),
-            "pdf, which is no text",
+            "pdf, which is not text",
         ),
-        (httpx.Response(200, content=b"PK\0", headers={"Content-Type": "application/zip"}), "zip, which is no text"),
+        (httpx.Response(200, content=b"PK\0", headers={"Content-Type": "application/zip"}), "zip, which is not text"),
         (httpx.Response(200, content=b"x", headers={"Content-Type": "image/png"}), "image/png"),
     ],
 )

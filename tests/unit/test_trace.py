@@ -58,9 +58,9 @@ def test_truncated_trace_can_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is no trace"),
+        ("", "is not a trace"),
         ("hello\nyou\n", "line 1 is not JSON"),
-        ('{"a": 1}\n{}\n', "no row of a trace"),
+        ('{"a": 1}\n{}\n', "not a row of a trace"),
         ('{"type": "trace", "version": 99}\n', "newer version"),
     ],
 )
