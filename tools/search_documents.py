@@ -400,17 +400,18 @@ def _decode(data: bytes) -> tuple[str | None, str | None]:
         from chardet import detect
 
         if (declared := webencodings.lookup(find_declared_encoding(data) or "")) is not None:
-            return webencodings.decode(data, declared, errors="replace")[0], None
+            text: str = webencodings.decode(data, declared, errors="replace")[0]
+            return text, None
 
     high = sum(byte > 127 for byte in sample)
     letters = high + sum(65 <= byte & 0xDF <= 90 for byte in sample if byte < 128)
     # With few ASCII letters, each byte may be a letter of another script.
     names = _LATIN if high * 20 < letters * 9 else _OTHERS
     found = detect(sample, include_encodings=names, compat_names=False, prefer_superset=True)
-    if (encoding := found["encoding"]) is None:
+    if (detected := found["encoding"]) is None:
         return None, None
     unsure = "" if found["confidence"] > _SURE else ", which is unsure: save it as UTF-8"
-    return data.decode(encoding, errors="replace"), f"{encoding}{unsure}"
+    return data.decode(detected, errors="replace"), f"{detected}{unsure}"
 
 
 def _read_parts(document: _Document, data: bytes, name: str, kind: str, seconds: float) -> None:

@@ -136,8 +136,10 @@ class CallDefaults(SamplingArguments, EngineFields):
 
     def _choose_thinking_tokens(self, options: CallOptions, node: str) -> int | None:
         """Return the budget of the thinking: the call's, else the model's for this node."""
-        if options.thinking_tokens is not None or not isinstance(self.thinking_tokens, dict):
-            return self.thinking_tokens if options.thinking_tokens is None else options.thinking_tokens
+        if options.thinking_tokens is not None:
+            return options.thinking_tokens
+        if not isinstance(self.thinking_tokens, dict):
+            return self.thinking_tokens
         key = matching_key(list(self.thinking_tokens), node)
         return self.thinking_tokens[key] if key is not None else None
 

@@ -63,7 +63,6 @@ class VLLMEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
         self._start()
-        self.context_length = int(self._llm.model_config.max_model_len)
 
     def _start(self) -> None:
         """Start vLLM's processes, and connect to them; see the class for the errors."""
@@ -94,6 +93,7 @@ class VLLMEngine:
                     if not self._closed:
                         self._llm, self._process, self._shared_draft = llm, process, shared_draft
                         self.processes = list(processes.process_trees([process.pid]))
+                        self.context_length = int(llm.model_config.max_model_len)
                 if self._llm is not llm:
                     llm.shutdown()
                     raise EngineError(_SHUT_DOWN)

@@ -89,7 +89,7 @@ def mark_hidden(text: str) -> str:
     ]
     if not any(declaration[2].lower() in HIDING for _, declaration in rules):
         return text
-    winners: dict[tuple[str, int], tuple[tuple[bool, int, int, int], bool, LexborNode]] = {}
+    winners: dict[tuple[str, int], tuple[tuple[int, ...], bool, LexborNode]] = {}
     matches = 0
     for selector, declaration in rules[:MAX_RULES]:
         try:

@@ -54,7 +54,8 @@ class ResponseStore:
 
     def get(self, client: Client, response_id: str, param: str | None = None) -> StoredResponse:
         """Return a client's response; raises RefusedError, with the name of the request's field, if it has none."""
-        if (stored := self._stored.get(client, {}).get(response_id)) is None:
+        own = self._stored.get(client)
+        if own is None or (stored := own.get(response_id)) is None:
             message = f"there is no response {response_id[:100]!r}: it was never stored, or removed for newer ones"
             raise RefusedError(404, message, param=param, code="previous_response_not_found" if param else "not_found")
         return stored
