@@ -31,7 +31,7 @@ from lookahead_agent.bench.server_parity import KIND, read_replies
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli import options
 from lookahead_agent.cli.estimate import synthetic
-from lookahead_agent.cli.replay import record, replay
+from lookahead_agent.cli.record import record
 from lookahead_agent.cli.server_parity import compare_servers
 from lookahead_agent.cli.terminal import ProgressBars, Terminal, as_rich, fit
 from lookahead_agent.cost_model.synthetic import SyntheticReport, SyntheticRow
@@ -99,7 +99,6 @@ bench = typer.Typer(
 
 bench.command()(synthetic)
 bench.command()(record)
-bench.command()(replay)
 
 
 @bench.command()

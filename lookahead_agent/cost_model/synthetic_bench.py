@@ -51,25 +51,18 @@ def synthetic_acceptance(token_alpha: float, draft_tokens: int) -> dict[str, Any
     return {"num_speculative_tokens": draft_tokens, **drawn}
 
 
-class ModeEngines:
-    """The engines that some modes need, started concurrently; `method` gives the settings of token speculation."""
+class _Engines:
+    """The engines that some modes need, started concurrently."""
 
     def __init__(
-        self,
-        pair: Pair,
-        modes: set[EstimatedMode],
-        method: Callable[[synthetic.Speculation], dict[str, Any]],
-        stack: ExitStack,
+        self, pair: Pair, modes: set[EstimatedMode], settings: synthetic.SyntheticSettings, stack: ExitStack
     ) -> None:
         self.failures: dict[str, EngineError] = {}
         contexts: dict[str, AbstractContextManager[Engine]] = {}
-        alone: set[EstimatedMode] = {"off", "sd"} if pair.divided else {"off"}  # modes with every core of a CPU
-        for kind in sorted({synthetic.SPECULATION[mode] for mode in modes - alone}):
-            contexts[kind] = pair.engine("target", pair.shares["target"], **_token_level(kind, pair, method))
+        for kind in sorted({synthetic.SPECULATION[mode] for mode in modes - {"off"}}):
+            contexts[kind] = pair.engine("target", pair.shares["target"], **_token_level(kind, pair, settings))
         if "off" in modes and (pair.divided or "none" not in contexts):
             contexts["alone"] = pair.engine("target", pair.every_core)
-        if "sd" in modes & alone:
-            contexts["sd"] = pair.engine("target", pair.every_core, **_token_level("draft_model", pair, method))
         if modes - {"off", "sd"}:
             contexts["draft"] = pair.engine("draft", pair.shares["draft"])
         with ThreadPoolExecutor(len(contexts)) as executor:
@@ -84,7 +77,6 @@ class ModeEngines:
         self.measures_costs = self.draft is not None and "none" in running  # whether they can measure the pair's costs
         targets = {mode: running.get(synthetic.SPECULATION[mode]) for mode in modes}
         targets |= {"off": running.get("alone", running.get("none"))} if "off" in modes else {}
-        targets |= {"sd": running.get("sd")} if "sd" in modes & alone else {}
         # The target engine of each mode whose engines have all started.
         self.targets = {
             mode: target
@@ -93,14 +85,12 @@ class ModeEngines:
         }
 
 
-def _token_level(
-    kind: synthetic.Speculation, pair: Pair, method: Callable[[synthetic.Speculation], dict[str, Any]]
-) -> dict[str, Any]:
+def _token_level(kind: synthetic.Speculation, pair: Pair, settings: synthetic.SyntheticSettings) -> dict[str, Any]:
     if kind == "none":
         return {}
-    settings = {"method": kind} | method(kind)
+    method = {"method": kind} | synthetic_acceptance(settings.token_alpha, settings.draft_tokens)
     config = speculative_config(
-        settings, pair.draft_folder, on_cpu=pair.divided, draft_quantization=pair.draft_quantization
+        method, pair.draft_folder, on_cpu=pair.divided, draft_quantization=pair.draft_quantization
     )
     return {"speculative_config": config}
 
@@ -157,8 +147,7 @@ class SyntheticBench:
             if missing and time.monotonic() >= end:
                 return False
             if missing:
-                drawn = synthetic_acceptance(self.settings.token_alpha, self.settings.draft_tokens)
-                engines = ModeEngines(self.pair, {config.mode for config, _ in missing}, lambda _: drawn, stack)
+                engines = _Engines(self.pair, {config.mode for config, _ in missing}, self.settings, stack)
                 failures |= engines.failures
                 if measure_costs is not None and engines.measures_costs:
                     measure_costs()
@@ -181,7 +170,7 @@ class SyntheticBench:
         return True
 
     async def _measure(
-        self, engines: ModeEngines, config: synthetic.SyntheticConfiguration, repeat: int
+        self, engines: _Engines, config: synthetic.SyntheticConfiguration, repeat: int
     ) -> synthetic.SyntheticRow:
         target = engines.targets[config.mode]
         draft = engines.draft if config.mode not in ("off", "sd") else None

@@ -58,16 +58,11 @@ class SharedDraftProposer:
             length = int(num_tokens_no_spec[index])
             room = self._context_length - length - 1
             written = token_ids_cpu[index, :length]
-            own = _lines_of_reply(written, lines)
-            proposal = self.propose_for_reply(written, own, min(limit, room)) if room > 0 else []
+            proposal = propose(written, _lines_of_reply(written, lines), min(limit, room)) if room > 0 else []
             # A concurrent write may leave numbers in the buffer that are no token ids; vLLM would use them as such.
             proposals[index] = proposal if all(0 <= token < self._vocabulary_size for token in proposal) else []
         self._proposed = [len(proposal) for proposal in proposals]
         return proposals
-
-    def propose_for_reply(self, written: Ids, lines: Sequence["ReadLine"], limit: int) -> list[int]:
-        """Return the draft tokens of one reply; see `propose`."""
-        return propose(written, lines, limit)
 
 
 class ReadLine(NamedTuple):

@@ -39,8 +39,6 @@ _DEFAULT_SETTINGS: dict[str, dict[str, Any]] = {
     "shared_draft": {"num_speculative_tokens": 12},
 }
 
-REPLAY_PATH = "lookahead_agent.replay.proposer.ReplayProposer"  # the same as `PATH`, on recorded tokens
-
 CPU_CONTEXT = 8192  # default context length on a CPU, in tokens of prompt and reply
 
 
@@ -219,7 +217,7 @@ def check_token_speculation(method: str | Mapping[str, Any], engine_args: Mappin
 
 def uses_shared_draft(speculative_config: Any) -> bool:
     """Whether vLLM's `speculative_config` selects a shared draft."""
-    return isinstance(speculative_config, Mapping) and speculative_config.get("model") in (PATH, REPLAY_PATH)
+    return isinstance(speculative_config, Mapping) and speculative_config.get("model") == PATH
 
 
 def speculates_by_draft_model(method: str | Mapping[str, Any]) -> bool:
@@ -247,7 +245,7 @@ def speculative_config(
         )
     config = _DEFAULT_SETTINGS.get(name, {}) | settings
     if name == "shared_draft":
-        return {"model": PATH} | config | {"method": "custom_class"}
+        return config | {"method": "custom_class", "model": PATH}
     if name == "draft_model" and "model" not in config:
         if draft is None:
             raise ConfigurationError("token_speculation='draft_model' needs a draft model: name one with draft_model=…")

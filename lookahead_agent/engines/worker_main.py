@@ -160,7 +160,6 @@ def _launch(arguments: dict[str, Any], on_cpu: bool) -> tuple[list[int], dict[st
     """Start an engine's processes; returns their pids, and what a client of the engine needs."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.transformers_utils.config import maybe_register_config_serialize_by_value
-    from vllm.utils.import_utils import resolve_obj_by_qualname
     from vllm.v1.engine.utils import (
         CoreEngineProcManager,
         EngineZmqAddresses,
@@ -175,8 +174,6 @@ def _launch(arguments: dict[str, Any], on_cpu: bool) -> tuple[list[int], dict[st
         from lookahead_agent.cpu.plugin import register_names
 
         register_names()
-    if (extension := arguments.get("worker_extension_cls")) is not None:
-        resolve_obj_by_qualname(extension)  # it may register the model that the configuration names
     engine_args = AsyncEngineArgs(**arguments)
     config = engine_args.create_engine_config()
     maybe_register_config_serialize_by_value()

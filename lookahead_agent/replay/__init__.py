@@ -1,1 +1,1 @@
-"""Recordings of all that a pair writes to a prompt, and their replay on engines of any shape."""
+"""Recordings of everything that a pair writes to a prompt."""

@@ -1,10 +1,8 @@
-"""Synthetic acceptance, and replays of a recording, on real vLLM with a tiny pair."""
+"""Synthetic acceptance on real vLLM with a tiny pair."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import shutil
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -12,7 +10,6 @@ import pytest
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.cost_model.pair import Pair
-from lookahead_agent.cost_model.replay_bench import ReplayBench, ReplayPair, ReplaySettings, replay_table
 from lookahead_agent.cost_model.synthetic import SyntheticSettings, results
 from lookahead_agent.cost_model.synthetic_bench import ChanceByPosition, SyntheticBench
 from lookahead_agent.decoding.step import Step, StepEnd
@@ -20,11 +17,9 @@ from lookahead_agent.decoding.verifier import StepPair
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.policy import as_policy
-from lookahead_agent.replay.replies import RecordedReplies
 from lookahead_agent.system import background
 from lookahead_agent.system.progress import LogProgress
 from tests.integration.conftest import TINY_ENGINE
-from tests.unit.test_replay import record
 
 SETTINGS = SyntheticSettings(
     modes=("lr",),
@@ -79,40 +74,3 @@ def _accepted(question: str, alpha: float) -> list[bool]:
     step = Step((1,), "x", StepEnd.DELIMITER)
     pairs = [StepPair(question, "", step, step, position) for position in range(SETTINGS.steps - 1)]
     return [asyncio.run(chance.verify(pair)).accepted for pair in pairs]
-
-
-def test_replay_writes_the_recorded_reply_in_every_mode(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
-    shapes = []
-    for model in tiny_pair:
-        # A recorded prefix needs an id of its own, and the tiny vocabulary is too small for them.
-        shape = Path(shutil.copytree(model, tmp_path / model.name, ignore=shutil.ignore_patterns("*.safetensors")))
-        config = json.loads((shape / "config.json").read_text())
-        (shape / "config.json").write_text(json.dumps(config | {"vocab_size": 2048}))
-        shapes.append(str(shape))
-    replies = RecordedReplies(record(("What is it?", "And this?")))
-    pair = ReplayPair(
-        *shapes,
-        dummy_weights=True,
-        engine_args=TINY_ENGINE,
-        precision=None,
-        draft_precision=None,
-        progress=LogProgress(),
-    )
-    pair.replay(replies, tmp_path / "replay")
-    bench = ReplayBench(pair, replies.replies, ReplaySettings(depths=(2,)), tmp_path / "rows.jsonl")
-    assert bench.run(LogProgress())
-    rows = bench.rows()
-    assert len(rows) == bench.total == 2 * 6
-    for row in rows:
-        recorded = next(reply.recording for reply in replies.replies if reply.recording.name == row.name)
-        assert row.same, f"{row.mode} writes the recorded tokens"
-        assert row.unrecorded == 0
-        expected = recorded.lookahead if row.depth else recorded.target_alone
-        assert row.output_tokens == len(expected.ids)
-        assert row.accepted == (expected.accepted if row.depth else 0)
-        assert row.tokens["target"]["committed"] + row.tokens["draft"]["committed"] == len(expected.ids)
-    # Draft tokens are accepted where the draft agrees with the target.
-    passes = {row.mode: row.passes for row in rows if row.name == rows[0].name}
-    assert passes["sd"] < passes["off"] == len(replies.replies[0].target_alone)
-    assert len(replay_table(rows)[1]) == 6
-    assert bench.run(LogProgress()), "nothing is left, so no engine starts"

@@ -64,9 +64,8 @@ def _scripted_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, measure_wi
     (tmp_path / "my_module.py").write_text('def my_tool(text: str) -> str:\n    """Say it again."""\n    return text\n')
 
 
-# `bench peers` and `--against` need servers, which test_bench_peers and test_server_parity start, and `bench replay`
-# vLLM, as tests/integration do.
-ELSEWHERE = re.compile(r" bench (peers|replay) | --against ")
+# `bench peers` and `--against` need servers, which test_bench_peers and test_server_parity start.
+ELSEWHERE = re.compile(r" bench peers | --against ")
 
 
 @pytest.mark.parametrize("line", [line for line in lines("lookahead-agent") if ELSEWHERE.search(line) is None])
