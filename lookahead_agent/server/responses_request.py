@@ -12,7 +12,7 @@ from openai.types.responses import FunctionTool, ResponseFormatTextJSONSchemaCon
 from openai.types.shared import Reasoning
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
-from lookahead_agent.generation.call_options import MaxTokens
+from lookahead_agent.generation.call_options import MaxTokens, ThinkingTokens
 from lookahead_agent.server.body import validate
 from lookahead_agent.server.errors import RefusedError
 from lookahead_agent.server.protocol import MAX_TOOLS, ChatRequestBody, Sampled
@@ -135,6 +135,8 @@ class ResponseRequestBody(Sampled):
     service_tier: Literal["auto", "default"] | None = None
     top_logprobs: Literal[0] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    thinking_tokens: ThinkingTokens | None = None
+    thinking_token_budget: Literal[-1] | ThinkingTokens | None = None  # vLLM's name, as for chats
 
     @model_validator(mode="before")
     @classmethod
@@ -166,7 +168,8 @@ class ResponseRequestBody(Sampled):
             messages.insert(0, {"role": "system", "content": self.instructions})
         fields = {name: getattr(self, name) for name in _SHARED & self.model_fields_set}
         fields |= {"messages": messages, "max_tokens": self.max_output_tokens, "tool_choice": self.tool_choice}
-        fields |= {"parallel_tool_calls": self.parallel_tool_calls}
+        for name in ("parallel_tool_calls", "thinking_tokens", "thinking_token_budget"):
+            fields[name] = getattr(self, name)
         fields["stream_options"] = None  # the last event always has the usage
         keys = ("name", "description", "parameters", "strict")
         fields["tools"] = [

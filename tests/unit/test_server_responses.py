@@ -234,6 +234,9 @@ def test_the_effort_switches_thinking_on_or_off() -> None:
     for effort, expected in (("none", {"enable_thinking": False}), ("low", {"enable_thinking": True}), (None, {})):
         body = ResponseRequestBody.model_validate({"input": "hi", "reasoning": {"effort": effort}})
         assert body.chat_body([]).chat_template_kwargs == expected
+    for fields, budget in (({"thinking_tokens": 0}, 0), ({"thinking_token_budget": 8}, 8), ({}, None)):
+        body = ResponseRequestBody.model_validate({"input": "hi", **fields})
+        assert body.chat_body([]).thinking_tokens == budget
 
 
 # OpenAI's agents
