@@ -196,6 +196,7 @@ class VLLMEngine:
     async def _start_again(self, ended: Any) -> None:
         def start() -> None:
             ended.shutdown()
+            _disable_shutdown(ended)
             processes.end_processes(self.processes)
             self._start()
 
@@ -310,14 +311,13 @@ class VLLMEngine:
             self._llm.shutdown()
         finally:
             processes.end_processes(self.processes)
-            # Collected now: at interpreter exit, vLLM's destructor no longer finds the functions that it calls.
-            self._llm = None
+            self._llm = None  # collected now, before interpreter exit
 
     def detach_after_fork(self) -> None:
         """Mark the engine closed in a forked child without signalling vLLM's processes, which belong to the parent."""
         self._closed = True
         self._llm.engine_core._finalizer.detach()
-        self._llm.shutdown = lambda *_, **__: None  # vLLM's destructor calls it
+        _disable_shutdown(self._llm)
 
     async def _cancel_requests(self, llm: Any) -> None:
         """Cancel all requests and vLLM's output reader, which would report the shutdown as a crash."""
@@ -341,6 +341,11 @@ def _job(config: VLLMConfig, shared_draft: SharedDraftBuffer | None, worker_core
         "variables": vllm_config.engine_environment(config),
         "worker_cores": worker_cores,
     }
+
+
+def _disable_shutdown(llm: Any) -> None:
+    """Make vLLM's destructor do nothing: at interpreter exit it no longer finds the functions that it calls."""
+    llm.shutdown = lambda *_, **__: None
 
 
 def _import_vllm() -> None:

@@ -455,8 +455,8 @@ class MortalEngine(VLLMEngine):
         assert self.gate.wait(30)
         if self.start_error is not None:
             raise self.start_error
-        model = SimpleNamespace(max_model_len=1000)
-        self._llm = SimpleNamespace(errored=False, shutdown=lambda: None, model_config=model)
+        self.context_length = 1000
+        self._llm = SimpleNamespace(errored=False, shutdown=lambda: None)
 
     async def _request(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
         llm = self._llm
