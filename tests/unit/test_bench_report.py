@@ -18,6 +18,7 @@ from lookahead_agent.bench.config import MODES
 from lookahead_agent.bench.report import Report
 from lookahead_agent.bench.row_report import RowReport
 from lookahead_agent.bench.samples import SCHEMA, CallRecord, Sample, ToolRecord, environment, read_results
+from lookahead_agent.bench.server_parity import ServerReply
 from lookahead_agent.bench.summary import (
     ConfigurationSummary,
     Estimate,
@@ -200,9 +201,11 @@ def test_report_of_each_kind_is_written_in_each_format(file: str, tmp_path: Path
 
 def test_reference_page_has_every_field_of_a_row() -> None:
     text = (MEASUREMENTS.parent / "reference" / "bench-rows.md").read_text(encoding="utf-8")
-    tables = [re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) for section in text.split("\n## ")[1:]]
+    cells = [re.findall(r"^\| (`.*?`) \|", section, re.MULTILINE) for section in text.split("\n## ")[1:]]
+    tables = [re.findall(r"`(\w+)`", " ".join(table)) for table in cells]
     summary = [field.name for field in dataclasses.fields(ConfigurationSummary)]
-    assert tables == [[*Sample.model_fields], [*CallRecord.model_fields], [*ToolRecord.model_fields], summary]
+    sample = [[*Sample.model_fields], [*CallRecord.model_fields], [*ToolRecord.model_fields]]
+    assert tables == [*sample, summary, [*ServerReply.model_fields]]
 
 
 def test_speeds_are_against_the_named_baseline() -> None:

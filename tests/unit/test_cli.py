@@ -71,7 +71,7 @@ def run(*arguments: str, chat_class: Callable[..., Any] | None = None) -> int:
         (["agent", "x", "--draft-url", "draft:8000"], "http://"),
         (["models", "fetch", "gpt-5"], "gpt-5"),
         (["up", "--base-url", "http://target/v1"], "run already"),
-        (["new", "my agent"], "no name"),
+        (["new", "my agent"], "is not a name"),
         (["new", "x", "--template", "oracle"], "oracle"),
         (["agent", "x", "--trace", "run.txt"], "run.txt"),
         (["trace", "none.jsonl"], "cannot be read"),
