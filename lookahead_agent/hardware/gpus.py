@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lookahead_agent.engines.model_files import read_config, read_count
+from lookahead_agent.engines.model_files import read_config, read_count, read_object_in
 from lookahead_agent.engines.vllm_config import read_trained_context
 from lookahead_agent.errors import ConfigurationError
 
@@ -251,15 +251,14 @@ def _size(arguments: Mapping[str, Any], number: int) -> int:
 
 
 def _draft_folders(arguments: Mapping[str, Any]) -> list[Path]:
-    """The folder of the draft model inside the engine, if it has one."""
-    config = arguments.get("speculative_config") or {}
-    return [Path(config["model"])] if config.get("method") == "draft_model" else []
+    """The folder of the draft model or head inside the engine, if it has one."""
+    folder = Path(str((arguments.get("speculative_config") or {}).get("model", "")))
+    return [folder] if (folder / "config.json").is_file() else []
 
 
 def _text_config(folder: Path) -> dict[str, Any]:
     config = read_config(folder)
-    inner = config.get("text_config")
-    return inner if inner and isinstance(inner, dict) else config
+    return read_object_in(config, "text_config") or read_object_in(config, "transformer_layer_config") or config
 
 
 def _head_size(config: Mapping[str, Any]) -> int:
