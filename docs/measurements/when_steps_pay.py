@@ -6,7 +6,6 @@ as its authors publish, at every batch size; verdicts take no time. The figures 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,12 +23,6 @@ def measured(file: str) -> MachineCosts:
     costs = read_costs(FOLDER / file)
     assert costs is not None
     return costs
-
-
-def with_reserved_share() -> MachineCosts:
-    """The costs under MPS with a fifth of the multiprocessors for the draft."""
-    content = json.loads((FOLDER / "gpu-h100-8b-mps-shares-costs.json").read_text(encoding="utf-8"))["low80"]
-    return MachineCosts(**{role: BatchCosts(seconds=seconds) for role, seconds in content.items()})
 
 
 def on_own_gpus(costs: MachineCosts) -> MachineCosts:
@@ -60,7 +53,7 @@ def rows() -> Iterator[str]:
     small, large = measured("gpu-h100-8b-costs.json"), measured("gpu-h100-32b-costs.json")
     pairs = {
         ("8B, 0.6B", "one, in turns"): small,
-        ("8B, 0.6B", "one, MPS with a fifth for the draft"): with_reserved_share(),
+        ("8B, 0.6B", "one, MPS with a fifth for the draft"): measured("gpu-h100-8b-mps-fifth-costs.json"),
         ("8B, 0.6B", "one for each"): on_own_gpus(small),
         ("32B, 1.7B", "one, in turns"): large,
         ("32B, 1.7B", "one for each"): on_own_gpus(large),
