@@ -5,6 +5,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.engines.servers import Server
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.engines.vllm_config import VLLMConfig, as_arguments
-from lookahead_agent.errors import ConfigurationError, EngineError, LookaheadError
+from lookahead_agent.errors import ConfigurationError, EngineError, IntegrityError, LookaheadError
 from lookahead_agent.hardware.gpus import (
     MIN_CONTEXT,
     MemoryPlan,
@@ -101,6 +102,9 @@ class EngineLauncher:
             engines["judge"] = (judge, self._spec.judge_arguments)
         if len(engines) > 1 or self._spec.gpus:
             await in_daemon_thread(lambda: self._plan(engines))
+        elif engines:
+            with suppress(IntegrityError):  # vLLM knows shapes that the plan does not
+                await in_daemon_thread(lambda: self._plan(engines))
         if self._memory.shares:
             self._mps = await in_daemon_thread(partial(self._acquire_mps, self._releases))
         if self._memory.explanation:
