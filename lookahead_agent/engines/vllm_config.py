@@ -179,7 +179,7 @@ def engine_arguments(config: VLLMConfig) -> dict[str, Any]:
             "max_num_seqs": 32,
             "max_num_batched_tokens": 2048,
         }
-    if "speculative_config" in dict(config.arguments):
+    if dict(config.arguments).get("speculative_config"):
         arguments["per_request_spec_decode_metrics"] = "summary"
     return arguments | dict(config.arguments)
 

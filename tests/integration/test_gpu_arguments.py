@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from transformers import Glm4MoeConfig
 
 ROOT = Path(__file__).parents[2]
 ALONE = {"policy": "off", "token_speculation": "none"}
@@ -50,6 +52,7 @@ Configurations = dict[str, list[dict[str, Any]]]
 def configurations(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Configurations:
     models = {"model": str(tiny_pair[0]), "draft_model": str(tiny_pair[1]), "use_daemon": False}
     heads = {kind: make_head(tmp_path_factory.mktemp("heads") / kind, kind, tiny_pair[0]) for kind in HEADS}
+    heads["mtp"] = make_target_with_mtp(tmp_path_factory.mktemp("mtp") / "target", tiny_pair[0])
     chat_models = CHAT_MODELS | {kind: {"model": str(head), "policy": "off"} for kind, head in heads.items()}
     fields_json = json.dumps([models | fields for fields in chat_models.values()])
     command = [sys.executable, "-m", "tests.integration.cuda_platform", fields_json]
@@ -92,10 +95,22 @@ def make_head(folder: Path, kind: str, target: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", HEADS)
-def test_target_brings_its_head(configurations: Configurations, kind: str) -> None:
+def make_target_with_mtp(folder: Path, tokenizer: Path) -> Path:
+    """Write a target with a layer of its own for draft tokens, after its two layers."""
+    shutil.copytree(tokenizer, folder)
+    shape = {"vocab_size": json.loads((folder / "config.json").read_text())["vocab_size"], "hidden_size": 128}
+    shape |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "first_k_dense_replace": 1}
+    names = {"architectures": ["Glm4MoeForCausalLM"], "num_nextn_predict_layers": 1, "max_position_embeddings": 2048}
+    Glm4MoeConfig(**shape, **experts, **names).save_pretrained(folder)
+    save_file({"model.layers.2.eh_proj.weight": np.zeros((1, 1), np.float32)}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize(("kind", "tokens"), [("eagle3", 3), ("dflash", 3), ("mtp", 1)])
+def test_target_brings_its_head(configurations: Configurations, kind: str, tokens: int) -> None:
     first, *_, last = configurations[kind]
-    assert (first["method"], first["draft_tokens"], first["counts"]) == (kind, 3, "summary")
+    assert (first["method"], first["draft_tokens"], first["counts"]) == (kind, tokens, "summary")
     assert (last["method"], last["counts"]) == (None, "none"), "it starts without the head if it does not start with it"
 
 
