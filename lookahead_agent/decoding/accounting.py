@@ -73,28 +73,19 @@ class ReplyClock:
     """Measures a reply's time, and the parts in which the draft, the target and the verifier were busy."""
 
     def __init__(self, now: Callable[[], float]) -> None:
-        self._clock = now
-        self._started = now()
+        self._now = now
+        self.began = now()
         self._any = BusyClock(now)
         self.draft, self.target, self.verifier = (BusyClock(now, self._any) for _ in range(3))
         self.prompt: float | None = None  # time of the target's first token, in seconds since the reply began
-        self._draft_prompt: float | None = None
-
-    def now(self) -> float:
-        """Seconds since the reply began."""
-        return self._clock() - self._started
-
-    def draft_writes(self) -> None:
-        """Record a draft token; the draft's time before the first one counts as prefill."""
-        if self._draft_prompt is None:
-            self._draft_prompt = self.draft.seconds
+        self.draft_prompt: float | None = None  # the draft's busy time until its first token, in seconds: its prefill
 
     def seconds(self) -> dict[str, float]:
         """Return the values of `ReplyReport.seconds`."""
-        total = self.now()
+        total = self._now() - self.began
         prompt = total if self.prompt is None else self.prompt
         draft = self.draft.seconds
-        draft_prompt = draft if self._draft_prompt is None else self._draft_prompt
+        draft_prompt = draft if self.draft_prompt is None else self.draft_prompt
         return {
             "total": total,
             "prompt": prompt,
@@ -194,10 +185,6 @@ class EngineProgress:
             weakref.finalize(part, cls._by_part.pop, id(part), None).atexit = False
             cls._by_part[id(part)] = progress
         return progress
-
-    def advance(self, now: float) -> None:
-        """Record a token."""
-        self.advanced_at = now
 
 
 def stall_limit(seconds: float, prompt_length: int) -> float:

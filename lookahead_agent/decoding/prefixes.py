@@ -89,7 +89,7 @@ class Prefixes:
         self._draft = draft
         tags, prompt_end = request.regions.thinking, target.decode(request.prompt_ids[-PROMPT_TAIL:])
         thinking = ThinkingState(tags, tags is not None and tags.is_opened_by(prompt_end))
-        self.awaits_thinking = request.regions.awaits_thinking(prompt_end)
+        self.awaits_thinking = request.regions.answer_from_target and tags is not None and not thinking.inside
         """Whether the reply begins before its thinking, in text that only the target may write."""
         self.committed = ReplyText(target, request.prompt_ids, request.sampling.stop, on_text, thinking)
         self._max_tokens = request.sampling.max_tokens

@@ -46,12 +46,6 @@ class Regions:
     thinking: ThinkingTags | None = None  # None: the model marks no thinking; no step extends past the closing tag
     answer_from_target: bool = False  # whether step speculation is limited to the thinking
 
-    def awaits_thinking(self, prompt: str) -> bool:
-        """Whether a reply to this prompt begins in text that only the target may write."""
-        if self.thinking is None or not self.answer_from_target:
-            return False
-        return not self.thinking.is_opened_by(prompt)
-
 
 @dataclass(frozen=True)
 class ReplyRequest:

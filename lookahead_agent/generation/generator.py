@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from lookahead_agent.decoding import DecodingSettings, Reply, ReplyReport, ReplyRequest, StepEvent, lookahead
-from lookahead_agent.decoding.request import PROMPT_TAIL, Regions
+from lookahead_agent.decoding import DecodingSettings, Reply, ReplyReport, ReplyRequest, lookahead
+from lookahead_agent.decoding.request import PROMPT_TAIL, OnStep, Regions
 from lookahead_agent.decoding.thinking import ThinkingState, closing_tokens
 from lookahead_agent.engines.affinity import AFFINITY, Affinity
 from lookahead_agent.engines.chat_template import ThinkingTags
@@ -30,7 +30,7 @@ _REPORT_FIELDS = (
     *("target_forward_passes", "resumptions"),
 )
 
-Emit = Callable[[TextDelta | StepEvent], None]
+Emit = Callable[[TextDelta], None]
 Generated = tuple[ReadReply, list[Reply]]
 """The parsed reply, and the decoder's reply for each of its parts."""
 
@@ -48,6 +48,7 @@ class ReplyGenerator:
     thinking: ThinkingTags | None
     parser: ToolParser
     emit: Emit = _ignore
+    on_step: OnStep | None = None
 
     def __post_init__(self) -> None:
         request, engines = self.request, self.engines
@@ -210,7 +211,7 @@ class ReplyGenerator:
         decoder_request = ReplyRequest(
             tuple(prompt), sampling, request.question, regions, draft_prompt, request.thinking_tokens
         )
-        reply = await lookahead(decoder_request, engines.target, draft, verifier, settings, on_text, self.emit)
+        reply = await lookahead(decoder_request, engines.target, draft, verifier, settings, on_text, self.on_step)
         reply.report.speculation_disabled = reply.report.speculation_disabled or draft_problem
         if (part := reply.report.silent) is not None:
             engines.remember_silence(part, request.policy, reply.report.speculation_disabled or "")

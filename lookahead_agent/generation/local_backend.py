@@ -41,9 +41,12 @@ class LocalBackend:
         """Yield the events of `emit_reply` in the background loop; closing the generator aborts the reply."""
         return background.event_stream(partial(self.emit_reply, request))
 
-    async def emit_reply(self, request: GenerateRequest, emit: Callable[[GenerateEvent], None]) -> None:
+    async def emit_reply(
+        self, request: GenerateRequest, emit: Callable[[GenerateEvent], None], *, with_steps: bool = True
+    ) -> None:
         """Generate a reply in the background loop, and pass its events to `emit`; the last one is the `ChatReply`.
 
+        Step events are among them `with_steps`, which cost time for each step.
         Raises ContextLengthError, ConfigurationError if the engine does not support the request, or EngineError.
         """
         if request.thinking_tokens is not None:
@@ -53,7 +56,7 @@ class LocalBackend:
             # In a thread: it may read files or import modules, which would delay every other reply.
             parser = await asyncio.to_thread(self._prepare, request, engines)
             generator = ReplyGenerator if request.sampling.structured is None else ConstrainedGenerator
-            reply = await generator(request, engines, thinking, parser, emit).reply()
+            reply = await generator(request, engines, thinking, parser, emit, emit if with_steps else None).reply()
         if self._prefill_queue:
             background.submit(self._drain_prefill_queue())  # the reply does not wait for it
         emit(reply)

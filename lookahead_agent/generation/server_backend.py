@@ -17,6 +17,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from lookahead_agent import errors
+from lookahead_agent.decoding import StepEvent
 from lookahead_agent.engines.servers import events
 from lookahead_agent.errors import ConfigurationError, EngineError, LookaheadError
 from lookahead_agent.generation.backend import (
@@ -186,7 +187,9 @@ class ServerBackend:
         self._transport = transport
         self._headers = {ENGINES_HEADER: status.engines, "Content-Type": "application/json"}
 
-    async def emit_reply(self, request: GenerateRequest, emit: Callable[[GenerateEvent], None]) -> None:
+    async def emit_reply(
+        self, request: GenerateRequest, emit: Callable[[GenerateEvent], None], *, with_steps: bool = True
+    ) -> None:
         """Generate a reply; see `LocalBackend.emit_reply`. It raises the same errors as engines of this process."""
         content, finished = json.dumps({"stream": True, "lookahead": request_to_json(request)}), False
         try:
@@ -199,7 +202,8 @@ class ServerBackend:
                 async for data in events(response.aiter_bytes()):
                     for event in _parse_chunk(data) if data != "[DONE]" else ():
                         finished = isinstance(event, ChatReply)
-                        emit(event)
+                        if with_steps or not isinstance(event, StepEvent):
+                            emit(event)
         except httpx.TimeoutException as error:
             raise _silent(self.status.pid, _QUIET_TIMEOUT) from error
         except httpx.HTTPError as error:

@@ -128,7 +128,7 @@ class Simulation:
             (job, candidate.rank)
             for job, (kind, node, event) in self.running.items()
             if kind == "target" and isinstance(event, StepWritten)
-            for candidate in node.open_candidates
+            for candidate in node.candidates
             if not self.accepts(self.draft(self.text_before(node), candidate.rank), event.step)
         ]
 

@@ -8,9 +8,11 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from lookahead_agent.decoding.request import Regions
+from lookahead_agent.decoding.prefixes import Prefixes
+from lookahead_agent.decoding.request import Regions, ReplyRequest
 from lookahead_agent.decoding.thinking import ThinkingState, closing_tokens
 from lookahead_agent.engines.chat_template import ThinkingTags
+from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.errors import ConfigurationError, ContextLengthError
 
@@ -35,7 +37,9 @@ def hf_tokenizer(folder: Path, template: str | None, added_tokens: tuple[str, ..
 
 def prompt_begins_outside_thinking(tokenizer: HFTokenizer, **template_arguments: bool) -> bool:
     regions = Regions(thinking=tokenizer.thinking, answer_from_target=True)
-    return regions.awaits_thinking(tokenizer.decode(tokenizer.chat_prompt(QUESTION, None, template_arguments)))
+    prompt = tuple(tokenizer.chat_prompt(QUESTION, None, template_arguments))
+    request = ReplyRequest(prompt, Sampling(max_tokens=1), regions=regions)
+    return Prefixes(request, tokenizer, tokenizer, lambda _: None).awaits_thinking
 
 
 def test_qwen3_prompt_leaves_the_opening_tag_to_the_model(tmp_path: Path) -> None:
