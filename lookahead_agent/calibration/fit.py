@@ -16,7 +16,7 @@ from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.verifiers.judge import JudgeVerifier
-from lookahead_agent.verifiers.prefilter import rejection
+from lookahead_agent.verifiers.results import rejection
 
 Measure = Literal["similarity", "p_aligned", "p_swapped"]  # cosine; judge's p(aligned); p(aligned) of swapped steps
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 
 from lookahead_agent.decoding.thinking import ThinkingBudget
 
@@ -84,12 +85,12 @@ class Node:
     closed: bool = False  # whether the draft may not start the next step, or has started it
     chosen: "Node | None" = None  # the prefix with the next step, once the step is decided
 
-    @property
+    @cached_property
     def ends_reply(self) -> bool:
         """Whether the last step ends the reply."""
         return self.step is not None and self.step.end.ends_reply
 
-    @property
+    @cached_property
     def opens_action(self) -> bool:
         """Whether the last step opens an action region."""
         return self.step is not None and self.step.end is StepEnd.ACTION

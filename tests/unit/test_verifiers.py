@@ -20,7 +20,7 @@ from lookahead_agent.testing import scripted_chat, scripted_engines
 from lookahead_agent.verifiers.embedding import EmbeddingVerifier, RemoteEmbedder
 from lookahead_agent.verifiers.judge import EngineJudge, JudgeVerifier
 from lookahead_agent.verifiers.model_free import ExactVerifier
-from lookahead_agent.verifiers.prefilter import PrefilterVerifier
+from lookahead_agent.verifiers.results import PrefilterVerifier
 
 
 class FixedEmbedder:
