@@ -63,7 +63,7 @@ class PlanLine:
     number: int  # from 1
     text: str  # as the planner wrote it, without the number
     tool: str | None = None  # name of the bound tool that the line calls; None: it calls none
-    # By name; texts may hold $1, $2, and so on. None: they are incomplete or invalid, and a model writes them.
+    # Texts may hold $1, $2, and so on. None: the arguments are incomplete or invalid, and a model writes them.
     arguments: dict[str, Any] | None = None
     empty: bool = False  # whether all arguments are placeholders, as in the form that the planner sees
     parameters: Parameters | None = field(default=None, compare=False, repr=False)  # Parameters of the tool
@@ -292,7 +292,7 @@ def _read_call(text: str, tools: Mapping[str, BaseTool], number: int) -> tuple[P
         arguments, end = parameters.read(text, found.end(), number - 1)
     except ValueError:
         return line, None, 0
-    return replace(line, arguments=arguments), parameters.missing_text(arguments), end
+    return replace(line, arguments=arguments), parameters.find_missing_text(arguments), end
 
 
 def _is_gap(value: Any, gap: re.Pattern[str], name: str | None = None) -> bool:

@@ -35,7 +35,7 @@ async def measure(engines: EngineSet, row: PairRow, names: Sequence[Measure]) ->
             scores[name] = await engines.embedder.similarity(pair.draft.text.strip(), pair.target.text.strip())
         else:
             assert engines.judge is not None
-            judged = pair if name == "p_aligned" else pair.swapped
+            judged = pair if name == "p_aligned" else pair.swap()
             scores[name] = (await JudgeVerifier(engines.judge, 0.0).verify(judged)).score or 0.0  # None: too long
     return scores
 

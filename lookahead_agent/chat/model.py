@@ -353,7 +353,7 @@ class ChatLookahead(CallDefaults, BindingModel):
         self.close()
 
     def __eq__(self, other: object) -> bool:
-        # Not `_backend`: each copy has its own lease of the same runtime.
+        # `_backend` differs between copies: each has its own lease of the same runtime.
         if not isinstance(other, type(self)):
             return NotImplemented
         return self._backend.runtime is other._backend.runtime and all(

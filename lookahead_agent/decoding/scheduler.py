@@ -38,7 +38,7 @@ class LookaheadScheduler:
         self._speculating = self.depth > 0 and not self.awaits_thinking
         self._next_job = 0
         self._phase: _Phase = "drafting"
-        # By job: the node whose next step it writes or verifies, and the candidate (None: the target's step).
+        # Each job has the node whose next step it writes or verifies, and the candidate (None: the target's step).
         self._jobs: dict[int, tuple[Node, Candidate | None]] = {}
         self._late: dict[int, str] = {}  # late jobs, with the reason
 

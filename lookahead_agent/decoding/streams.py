@@ -84,7 +84,7 @@ class Streams:
         engines = self.engines.items()
         self._close = partial(closing_tokens, self.engines[Source.TARGET].tokenizer)
         self._rules = {source: step_rules(self.request, self.settings, engine.tokenizer) for source, engine in engines}
-        # By job that has just completed its step: the stream, in which the next step may continue.
+        # Each job that has just completed its step has its stream, in which the next step may continue.
         self._continuable: dict[int, Stream] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self.limits = {Source.DRAFT: self.settings.draft_timeout, Source.TARGET: self.settings.target_timeout}

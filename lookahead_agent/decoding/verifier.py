@@ -27,9 +27,8 @@ class StepPair:
         """Whether both steps have the same text, apart from whitespace around it."""
         return self.draft.text.strip() == self.target.text.strip()
 
-    @property
-    def swapped(self) -> Self:
-        """The pair with the draft step and the target step exchanged."""
+    def swap(self) -> Self:
+        """Return the pair with the draft step and the target step exchanged."""
         return replace(self, draft=self.target, target=self.draft)
 
 

@@ -281,7 +281,7 @@ class ConstrainedGenerator(ReplyGenerator):
                 self.emit(piece)
             remaining = sampling.max_tokens - len(thought.token_ids)
             if remaining < 1 or not tags.is_closed_by(target.tokenizer.decode(thought.token_ids)):
-                # Also if the model ended the reply within its thinking.
+                # The model may have ended the reply within its thinking.
                 return read, [replace(thought, finish_reason="length")]
             parts.append(thought)
             prompt = [*opened, *thought.token_ids]

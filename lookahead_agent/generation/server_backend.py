@@ -100,7 +100,7 @@ def _client(timeout: float | None, transport: httpx.AsyncBaseTransport | None = 
     return httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=timeout, trust_env=False)
 
 
-def _listening_process() -> int | None:
+def _find_listener() -> int | None:
     """Return the id of this user's process that listens on the socket, 0 if the system hides it; None if none does."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_CONNECT_TIMEOUT)
@@ -126,7 +126,7 @@ async def server_status(seconds: float = _TIMEOUT) -> ServerStatus | None:
                 pid, content = await _get_status(client)
         status = ServerStatus.model_validate_json(content)
     except (httpx.TimeoutException, TimeoutError):
-        raise _silent(await asyncio.to_thread(_listening_process), seconds) from None
+        raise _silent(await asyncio.to_thread(_find_listener), seconds) from None
     except httpx.TransportError as error:
         logger.info("nobody answers at %s: %s", socket_path(), error)
         return None

@@ -207,7 +207,7 @@ class EngineSet:
         read = prompt.total - prompt.cached if prompt.cached is not None else 0
         if prompt.cached is not None and tokens:
             self.modes.learn_tokens(node, read, tokens)
-        if start is None or not self._kept_load(start):
+        if start is None or not self._has_kept_load(start):
             return
         if tokens >= _MIN_TOKENS:
             found["writing"] = report.pace(tokens)
@@ -226,7 +226,7 @@ class EngineSet:
         if self.modes.record is not None:
             await asyncio.to_thread(self.modes.keep, measured)
 
-    def _kept_load(self, start: MeasurementStart) -> bool:
+    def _has_kept_load(self, start: MeasurementStart) -> bool:
         """Whether a reply ran alone from beginning to end, or beside a few others at both."""
         if start.beside == 0:
             return self.replies == start.number and self.target.in_flight == 0

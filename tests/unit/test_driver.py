@@ -241,6 +241,6 @@ def test_early_rejection_saves_tokens_and_leaves_the_reply_unchanged() -> None:
     assert replies[True].token_ids == replies[False].token_ids
     assert replies[True].report.refuted == 1
     assert replies[False].report.refuted == 0
-    assert replies[True].report.draft_tokens.generated < replies[False].report.draft_tokens.generated
-    assert replies[True].report.target_tokens.generated < replies[False].report.target_tokens.generated
+    assert replies[True].report.draft_tokens.total < replies[False].report.draft_tokens.total
+    assert replies[True].report.target_tokens.total < replies[False].report.target_tokens.total
     assert replies[True].report.seconds["total"] <= replies[False].report.seconds["total"]
