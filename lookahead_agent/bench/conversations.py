@@ -18,7 +18,7 @@ from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.system.jsonl import read_lines, read_value
 
 JsonMessage = Mapping[str, Any]  # in the format of OpenAI's API, as are tools
-NamedCall = tuple[str, Any]  # name and arguments; arguments that are no JSON object stay a string
+NamedCall = tuple[str, Any]  # name and arguments; arguments that are not a JSON object stay a string
 
 OWN_CONVERSATIONS = 24
 PREFIX_CHARACTERS = 16_384
@@ -120,7 +120,7 @@ def _parse(row: Mapping[str, Any], name: str) -> RecordedConversation:
 
 
 def parse_call(function: Mapping[str, Any]) -> NamedCall:
-    """Return name and arguments of a call; arguments that are no JSON object stay the string that they are."""
+    """Return name and arguments of a call; arguments that are not a JSON object stay the string that they are."""
     text = str(function["arguments"])
     try:
         arguments = read_value(text)

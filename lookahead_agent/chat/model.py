@@ -1,6 +1,6 @@
 """`ChatLookahead`, the LangChain chat model: it builds a request for each call and converts the reply's events."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any, Self
@@ -23,7 +23,7 @@ from lookahead_agent.chat.requests import CONFIGURED, POLICY_KEY, CallDefaults
 from lookahead_agent.decoding import StepEvent
 from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, validation_message
-from lookahead_agent.generation.backend import ChatReply, GenerateEvent, GenerateRequest, TextDelta
+from lookahead_agent.generation.backend import LIVE_EVENTS, ChatReply, GenerateEvent, GenerateRequest, TextDelta
 from lookahead_agent.generation.call_options import CallOptions, SamplingArguments, openai_tools
 from lookahead_agent.generation.local_backend import LocalBackend
 from lookahead_agent.generation.server_backend import ServerBackend, find_server
@@ -229,7 +229,7 @@ class ChatLookahead(CallDefaults, BindingModel):
         """Yield the text of a reply, then its message; step events go to the callbacks."""
         request = self.request(messages, _options(stop, options), run_manager=run_manager)
         steps = StepCallbacks(request, self.stream_steps, run_manager)
-        reply = partial(self._reply, request, with_text=with_text, with_steps=steps.has_listeners)
+        reply = partial(self._reply, request, kinds=_live_events(with_text, steps.has_listeners))
         with _langchain_errors():
             for event in background.stream(reply):
                 if isinstance(event, StepEvent):
@@ -242,7 +242,7 @@ class ChatLookahead(CallDefaults, BindingModel):
     ) -> AsyncGenerator[TextDelta | AIMessage, None]:
         request = self.request(messages, _options(stop, options), run_manager=run_manager)
         steps = StepCallbacks(request, self.stream_steps, run_manager)
-        reply = partial(self._reply, request, with_text=with_text, with_steps=steps.has_listeners)
+        reply = partial(self._reply, request, kinds=_live_events(with_text, steps.has_listeners))
         with _langchain_errors():
             async with aclosing(background.astream(reply)) as events:
                 async for event in events:
@@ -259,24 +259,19 @@ class ChatLookahead(CallDefaults, BindingModel):
         self,
         request: GenerateRequest,
         emit: Callable[[ReplyEvent], None],
-        *,
-        with_text: bool = True,
-        with_steps: bool = True,
+        kinds: Collection[type[GenerateEvent]] = LIVE_EVENTS,
     ) -> None:
-        """Generate a reply in the background loop, and pass its text and steps to `emit`, then its message.
-
-        Without a listener they stay in the loop: each event that leaves it wakes a thread of the caller.
-        """
+        """Generate a reply in the background loop, and pass its events of these kinds to `emit`, then its message."""
 
         def emit_converted(event: GenerateEvent) -> None:
             if isinstance(event, ChatReply):
                 emit(as_message(event, self.model, with_token_ids=self.return_token_ids))
-            elif with_text or isinstance(event, StepEvent):
+            else:
                 emit(event)
 
         # The daemon has no verifier of the user's own.
         backend = self._backend if request.policy.own_verifier is not None else await self._choose_backend()
-        await backend.emit_reply(request, emit_converted, with_steps=with_steps)
+        await backend.emit_reply(request, emit_converted, kinds)
 
     async def _choose_backend(self) -> LocalBackend | ServerBackend:
         """Return the daemon of `lookahead-agent up` if it runs the same engines, else the backend of this process."""
@@ -430,6 +425,11 @@ def _with_configured_policy(kwargs: dict[str, Any], config: Config) -> dict[str,
 def _options(stop: list[str] | None, options: Mapping[str, Any]) -> CallOptions:
     # `stream` is LangChain's own option (whether `invoke` streams), which it passes on all the same.
     return CallOptions.read({**{name: options[name] for name in options.keys() - {"stream"}}, "stop": stop})
+
+
+def _live_events(text: bool, steps: bool) -> tuple[type[GenerateEvent], ...]:
+    """Return the events that leave the background loop: each wakes a thread of the caller."""
+    return (*((TextDelta,) if text else ()), *((StepEvent,) if steps else ()))
 
 
 def _result(item: TextDelta | AIMessage) -> ChatResult:

@@ -67,7 +67,7 @@ async def lookahead(
     settings = settings or DecodingSettings()
     if draft is None or verifier is None or request.sampling.structured is not None:
         settings = replace(settings, depth=0)
-    loop = _Loop(request, target, draft or target, verifier, settings, on_text or (lambda _: None), on_step)
+    loop = _Loop(request, target, draft or target, verifier, settings, on_text, on_step)
     # In a task of its own, since each event would resume every caller's coroutine too.
     return await asyncio.create_task(loop.run())
 
@@ -81,7 +81,7 @@ class _Loop:
     draft: Engine
     verifier: Verifier | DraftVerifier | None
     settings: DecodingSettings
-    on_text: Callable[[str], None]
+    on_text: Callable[[str], None] | None
     on_step: OnStep | None
 
     def __post_init__(self) -> None:
@@ -264,7 +264,8 @@ class _Loop:
                     if writer.live:
                         self._prefixes.committed.commit(step.token_ids[len(writer.segmenter.token_ids) :])
                     return self._finish_step(writer, step)
-                self._refute(writer)
+                if not writer.live:
+                    self._refute(writer)
             if await self._streams.read(stream, idle_timeout):
                 if self._follower is not None:
                     self._follower.tokens_read(writer)

@@ -18,7 +18,7 @@ class ReplyText:
     tokenizer: Tokenizer
     prompt_ids: Sequence[int]
     stop: tuple[str, ...]
-    on_text: Callable[[str], None]
+    on_text: Callable[[str], None] | None
     thinking: ThinkingState = field(default_factory=ThinkingState)  # state where the pending text begins
     token_ids: list[int] = field(default_factory=list)
     text_ends: list[int] = field(default_factory=list)  # Length of the text after each token
@@ -64,7 +64,8 @@ class ReplyText:
 
     def _pass_on(self, end: int) -> None:
         if end > 0:
-            self.on_text(self._pending[:end])
+            if self.on_text is not None:
+                self.on_text(self._pending[:end])
             if self.stop:
                 self.thinking = self.thinking.then(self._pending[:end])
             self._pending = self._pending[end:]
@@ -82,7 +83,7 @@ class Prefixes:
     """Prompt and reply up to any node that is not dropped: as each model's token ids, or as text."""
 
     def __init__(
-        self, request: ReplyRequest, target: Tokenizer, draft: Tokenizer, on_text: Callable[[str], None]
+        self, request: ReplyRequest, target: Tokenizer, draft: Tokenizer, on_text: Callable[[str], None] | None
     ) -> None:
         self.shared = target.fingerprint == draft.fingerprint  # whether draft and target have one vocabulary
         self._target = target

@@ -70,6 +70,8 @@ GenerateEvent = TextDelta | StepEvent | ChatReply
 """The text and the steps of a reply while they are generated, then the finished reply."""
 
 
+LIVE_EVENTS: tuple[type[GenerateEvent], ...] = (TextDelta, StepEvent)
+"""The events of a reply while it is generated."""
 _KINDS: dict[str, type[GenerateEvent]] = {"text": TextDelta, "step": StepEvent, "reply": ChatReply}
 
 

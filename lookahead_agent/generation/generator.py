@@ -35,7 +35,7 @@ Generated = tuple[ReadReply, list[Reply]]
 """The parsed reply, and the decoder's reply for each of its parts."""
 
 
-def _ignore(_: object) -> None:
+def ignore(_: object) -> None:
     """Discard text that is emitted when it is complete, or never."""
 
 
@@ -47,7 +47,7 @@ class ReplyGenerator:
     engines: EngineSet
     thinking: ThinkingTags | None
     parser: ToolParser
-    emit: Emit = _ignore
+    emit: Emit = ignore
     on_step: OnStep | None = None
 
     def __post_init__(self) -> None:
@@ -56,8 +56,8 @@ class ReplyGenerator:
         self.request = request if policy is request.policy else replace(request, policy=policy)
         self.thinking = self.thinking if request.messages is not None else None
         silence = engines.silence(policy)
-        self._verifier = engines.verifier(policy) if silence is None else None
         self._missing = silence or engines.explain_missing(policy)  # why there is no verifier
+        self._verifier = engines.verifier(policy) if self._missing is None else None
         if certificate is not None and self._verifier is not None:
             self._verifier = engines.drift_monitor.wrap(self._verifier, certificate, request.audit_rate)
         self._group = f"{request.node}|{policy.name}"  # replies of comparable speed: one node under one policy
@@ -166,7 +166,7 @@ class ReplyGenerator:
         # Without known markers, any text may be a call: only the target writes after the thinking.
         speculate = markers is not None or self.thinking is not None
         reader = self._reader(prompt, with_calls=True)
-        decoded = await self._decode(prompt, sampling, regions, reader.push, speculate=speculate)
+        decoded = await self._decode_into(reader, prompt, sampling, regions, speculate=speculate)
         # In a thread: vLLM's parsers start slowly.
         read = await asyncio.to_thread(reader.finish, decoded.truncated)
         if self.request.parallel_tool_calls is False:
@@ -189,8 +189,24 @@ class ReplyGenerator:
     def _prompt_tail(self, prompt: list[int]) -> str:
         return self.engines.target.tokenizer.decode(prompt[-PROMPT_TAIL:])
 
+    async def _decode_into(
+        self, reader: ReplyReader, prompt: list[int], sampling: Sampling, regions: Regions, *, speculate: bool
+    ) -> Reply:
+        """Run the decoder and pass its text to a reader, piece by piece only if text is emitted."""
+        emits = self.emit is not ignore
+        decoded = await self._decode(prompt, sampling, regions, reader.push if emits else None, speculate=speculate)
+        if not emits:
+            reader.push(decoded.text)
+        return decoded
+
     async def _decode(
-        self, prompt: list[int], sampling: Sampling, regions: Regions, on_text: Callable[[str], None], speculate: bool
+        self,
+        prompt: list[int],
+        sampling: Sampling,
+        regions: Regions,
+        on_text: Callable[[str], None] | None,
+        *,
+        speculate: bool,
     ) -> Reply:
         """Run the decoder for a reply or a part of one."""
         request, engines = self.request, self.engines
@@ -275,7 +291,7 @@ class ConstrainedGenerator(ReplyGenerator):
         if tags is not None and thinks:
             reader = self._reader(opened, with_calls=False)
             free = replace(sampling, structured=None, stop=(tags.close,))
-            thought = await self._decode(opened, free, Regions(thinking=tags), reader.push, speculate=True)
+            thought = await self._decode_into(reader, opened, free, Regions(thinking=tags), speculate=True)
             read = reader.finish(thought.truncated)
             for piece in read.pieces:
                 self.emit(piece)
@@ -291,7 +307,7 @@ class ConstrainedGenerator(ReplyGenerator):
             if not calls:
                 sampling = replace(sampling, structured=self.request.form)
         # Text that may be a call is emitted when it is complete.
-        show = _ignore if self.request.tools else self._emit_answer
+        show = None if self.request.tools else self._emit_answer
         decoded = await self._decode(prompt, sampling, Regions(), show, speculate=False)
         if self.request.tools:
             read.parsed = await asyncio.to_thread(self._parse_constrained, decoded, calls)
@@ -313,7 +329,7 @@ class ConstrainedGenerator(ReplyGenerator):
         Under a grammar of both, a model that does not know the form would begin the same call again and again.
         """
         free = replace(sampling, structured=None, max_tokens=min(_PROBE_TOKENS, sampling.max_tokens))
-        probe = await self._decode(prompt, free, Regions(), _ignore, speculate=False)
+        probe = await self._decode(prompt, free, Regions(), None, speculate=False)
         probe.report.not_part_of_reply()
         parts.append(replace(probe, token_ids=()))
         return (await asyncio.to_thread(self._parse_own_format, probe)).count > 0
@@ -331,9 +347,7 @@ class ConstrainedGenerator(ReplyGenerator):
 
     def _parse_own_format(self, decoded: Reply) -> ParsedReply:
         """Parse a reply without thinking in the model's own tool format."""
-        reader = ReplyReader(
-            None, inside=False, after=False, parser=self.parser, tools=self.request.tools, emit=_ignore
-        )
+        reader = ReplyReader(None, inside=False, after=False, parser=self.parser, tools=self.request.tools, emit=ignore)
         reader.push(decoded.text)
         return reader.finish(decoded.truncated).parsed
 

@@ -9,7 +9,7 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,10 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from lookahead_agent import errors
-from lookahead_agent.decoding import StepEvent
 from lookahead_agent.engines.servers import events
 from lookahead_agent.errors import ConfigurationError, EngineError, LookaheadError
 from lookahead_agent.generation.backend import (
+    LIVE_EVENTS,
     ChatReply,
     GenerateEvent,
     GenerateRequest,
@@ -188,7 +188,10 @@ class ServerBackend:
         self._headers = {ENGINES_HEADER: status.engines, "Content-Type": "application/json"}
 
     async def emit_reply(
-        self, request: GenerateRequest, emit: Callable[[GenerateEvent], None], *, with_steps: bool = True
+        self,
+        request: GenerateRequest,
+        emit: Callable[[GenerateEvent], None],
+        kinds: Collection[type[GenerateEvent]] = LIVE_EVENTS,
     ) -> None:
         """Generate a reply; see `LocalBackend.emit_reply`. It raises the same errors as engines of this process."""
         content, finished = json.dumps({"stream": True, "lookahead": request_to_json(request)}), False
@@ -202,7 +205,7 @@ class ServerBackend:
                 async for data in events(response.aiter_bytes()):
                     for event in _parse_chunk(data) if data != "[DONE]" else ():
                         finished = isinstance(event, ChatReply)
-                        if with_steps or not isinstance(event, StepEvent):
+                        if finished or type(event) in kinds:
                             emit(event)
         except httpx.TimeoutException as error:
             raise _silent(self.status.pid, _QUIET_TIMEOUT) from error
