@@ -452,9 +452,8 @@ class _Loop:
         if self.on_step is not None:
             text = without_surrogates((writer.complete or writer.segmenter).text)
             reason, score = (verdict.reason, verdict.score) if verdict is not None else (None, None)
-            source, position = writer.stream.source.value, writer.node.position
-            began = self._clock.began
-            self.on_step(StepEvent(kind, source, position, text, started - began, ended - began, reason, score))
+            source, position, began = writer.stream.source, writer.node.position, self._clock.began
+            self.on_step(StepEvent(kind, source.value, position, text, started - began, ended - began, reason, score))
 
     async def _close(self) -> None:
         cleaning = asyncio.get_running_loop().create_task(self._clean())

@@ -15,8 +15,7 @@ _LATEX_NOISE = re.compile(r"\\[,;:! ]|\\left|\\right|\{,\}")
 _OPERATORS = {r"\\times|\\cdot|[×·∗]|(?<=\d)\s*x\s*(?=\d)": "*", r"\\div|÷": "/", "[−–]": "-"}
 _COMPOSED_FRACTION = re.compile(r"\\[dt]?frac" + 2 * r"\s*\{([^{}]*)\}")
 _RUN = re.compile(r"[-+*/=≈().\d\s%^]*[=≈][-+*/=≈().\d\s%^]*")
-_WORD_BEFORE = re.compile(r"([A-Za-z]+)\s*$")
-_WORD_AFTER = re.compile(r"\s*([A-Za-z]+)")
+_WORD_BEFORE, _WORD_AFTER = re.compile(r"[A-Za-z]+$"), re.compile(r"[A-Za-z]+")
 # Next to one of these, arithmetic is part of a longer expression, and the rest of it is in words.
 _OPERATOR_WORDS = frozenset(
     {
@@ -89,9 +88,7 @@ def _in_words(adjacent: re.Match[str] | None, edge: str) -> bool:
     """Whether the word next to some arithmetic, whose adjacent character is `edge`, belongs to the expression."""
     if adjacent is None:
         return False
-    word = adjacent[1]
-    touches = adjacent[0] == word and not edge.isspace()
-    return touches or len(word) == 1 or word.lower() in _OPERATOR_WORDS
+    return not edge.isspace() or len(adjacent[0]) == 1 or adjacent[0].lower() in _OPERATOR_WORDS
 
 
 def _has_operator(side: str) -> bool:
