@@ -15,7 +15,7 @@ _TOKENS = 3000
 # Candidates of γ₁, of w, and of γ₂ with a draft model and with a shared draft.
 _DEPTHS, _WIDTHS, _TOKEN_DEPTHS, _SHARED_DRAFT_DEPTHS = (1, 2, 4, 6, 8), (1, 2), (2, 3, 5, 7), (3, 5, 9, 17)
 
-Speed = Callable[[int], float]  # of a target step by the number of concurrent ones, relative to the target alone
+Speed = Callable[[int], float]  # a target step's speed by the number at once, relative to the target alone
 
 
 @dataclass(frozen=True)

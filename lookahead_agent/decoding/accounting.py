@@ -15,9 +15,9 @@ class TokenCounts:
     """Tokens that one engine generated for a reply, by outcome."""
 
     committed: int = 0  # part of the reply
-    rejected: int = 0  # in complete steps that were dropped
-    aborted: int = 0  # in steps that were stopped before they were decided, or in none yet
-    speculative: int = 0  # in no step: written only as draft tokens for a target with a shared draft
+    rejected: int = 0  # tokens of complete steps that were dropped
+    aborted: int = 0  # tokens of steps that were stopped before they were decided, or of no step yet
+    speculative: int = 0  # tokens of no step, which were draft tokens for a target with a shared draft
 
     @property
     def total(self) -> int:
@@ -171,9 +171,9 @@ def acceptance_rate(accepted: int, steps: int) -> float:
 class EngineProgress:
     """The latest token of an engine, or verdict of a verifier, for anybody: what waits behind others is not silent."""
 
-    advanced_at: float = float("-inf")  # on the event loop's clock
+    advanced_at: float = float("-inf")  # time on the event loop's clock
 
-    _by_part: ClassVar[dict[int, "EngineProgress"]] = {}  # by identity, since a user's class may define its hash
+    _by_part: ClassVar[dict[int, "EngineProgress"]] = {}  # keys are identities: a class may define a hash
 
     @classmethod
     def of(cls, part: object) -> "EngineProgress":

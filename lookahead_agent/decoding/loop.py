@@ -109,10 +109,10 @@ class _Loop:
         self._follower = DraftFollower(draft, buffer, self._streams) if buffer is not None else None
         self._events: asyncio.Queue[steps.Event] = asyncio.Queue()
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._verdicts: dict[int, Verdict] = {}  # on undecided draft steps, by job
+        self._verdicts: dict[int, Verdict] = {}  # verdicts on undecided draft steps, by job
         self._invalid_request: ConfigurationError | None = None
         self._engines_reason: str | None = None  # why the target's engine ended the reply, such as "content_filter"
-        self._timers: dict[int, asyncio.TimerHandle] = {}  # that notice silence, by job
+        self._timers: dict[int, asyncio.TimerHandle] = {}  # timers that notice silence, by job
         # Without a draft first, or rounds, the target never waits for the draft.
         self._waits_for_draft = settings.synchronous or isinstance(self.verifier, DraftVerifier)
         self._patience: dict[SpeculationPart, float] = {"draft": settings.patience, "verifier": settings.patience}
@@ -124,7 +124,7 @@ class _Loop:
         self._silent: dict[int, tuple[SpeculationPart, float]] = {}
         self._is_foreign = is_foreign(self.verifier)  # whether a user's class verifies
         self._asking: asyncio.Task[None] | None = None  # asks it whether a step is ruled out
-        self._verifying: dict[int, float] = {}  # by verification job: since when the verifier is silent
+        self._verifying: dict[int, float] = {}  # since when the verifier is silent, by job
         self._verifier_waited = 0.0  # seconds since the last verdict, carried over from aborted jobs
 
     async def run(self) -> Reply:

@@ -12,7 +12,7 @@ from typing import Literal
 from lookahead_agent.decoding import step as steps
 from lookahead_agent.decoding.step import Candidate, Node, Source, StepEnd, comparable, usable
 
-_Phase = Literal["drafting", "writing", "judging"]  # of a round in the synchronous variant
+_Phase = Literal["drafting", "writing", "judging"]  # the phase of a round in the synchronous variant
 
 
 @dataclass

@@ -28,8 +28,8 @@ class StepEnd(Enum):
 class Step:
     """One reasoning step, with the tokens that end it."""
 
-    token_ids: tuple[int, ...]  # in the vocabulary of the engine that wrote it
-    text: str  # without end-of-sequence and other special tokens
+    token_ids: tuple[int, ...]  # tokens in the vocabulary of the engine that wrote the step
+    text: str  # the step without end-of-sequence and other special tokens
     end: StepEnd
     thinking: ThinkingBudget | None = None  # what is left of the thinking's budget after the step; None: no budget
     # Tokens at the end that close the thinking where its budget is used up: no engine generated them.

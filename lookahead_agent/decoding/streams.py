@@ -60,7 +60,7 @@ class StepWriter:
     stream: Stream
     segmenter: Segmenter  # collects the step's tokens
     live: bool  # whether each token is committed as soon as it is read
-    started: float  # on the event loop's clock, like `ended`
+    started: float  # time on the event loop's clock, like `ended`
     ended: float = 0.0
     complete: Step | None = None  # the complete step, in the target's tokens
     refuted: frozenset[int] = frozenset()  # ranks of the draft candidates that this target step has ruled out

@@ -37,7 +37,7 @@ class GenerateRequest:
     """Texts after which only the target writes, as after the opening of a tool call."""
     tool_parser: str | None = None
     target_timeout: float | None = None  # seconds without a token after which the target has failed; None: never
-    stall_timeout: float | None = 120.0  # the same while its engine gives no token to anybody; None: never
+    stall_timeout: float | None = 120.0  # seconds without a token to anybody, likewise; None: never
     audit_rate: float = 0.0
 
 
