@@ -67,6 +67,18 @@ def test_template_shows_what_separates_the_thinking_from_the_answer(
     )
 
 
+@pytest.mark.parametrize(
+    ("tail", "closing"), [("", "</think>"), ("a", "</think>"), ("a <", "/think>"), ("</thin", "k>"), ("</think", ">")]
+)
+def test_a_closing_tag_of_several_tokens_is_completed_where_the_model_writes_it(
+    tail: str, closing: str, tmp_path: Path
+) -> None:
+    state = ThinkingState(ThinkingTags(), True, tail)
+    pieces, whole = hf_tokenizer(tmp_path / "a", TURNS), hf_tokenizer(tmp_path / "b", TURNS, ("<think>", "</think>"))
+    assert pieces.decode(closing_tokens(pieces, state)) == closing
+    assert whole.decode(closing_tokens(whole, state)) == "</think>", "a tag of one token cannot be completed"
+
+
 def test_deepseek_r1_template_opens_the_thinking(tmp_path: Path) -> None:
     tokenizer = hf_tokenizer(tmp_path, R1, ("<think>", "</think>"))
     assert tokenizer.thinking == ThinkingTags()
