@@ -56,7 +56,7 @@ def _check_verifier(value: Any, name: str) -> Any:
         raise ValueError(f"{name} is a class: give an instance of it, as in verifier={value.__name__}()")
     if not any(map(iscoroutinefunction, methods)):
         raise ValueError(
-            f"{name} is no verifier: it has neither `async def verify(self, pair)` nor "
+            f"{name} is not a verifier: it has neither `async def verify(self, pair)` nor "
             "`async def verify_draft(self, step)`"
         )
     return value
@@ -113,7 +113,7 @@ def _compile(pattern: str, flags: int = 0) -> re.Pattern[str]:
     try:
         return re.compile(pattern, flags)
     except (re.error, RecursionError, OverflowError) as error:
-        raise ValueError(f"/{pattern}/ is no pattern: {error}") from None
+        raise ValueError(f"/{pattern}/ is not a pattern: {error}") from None
 
 
 def _pattern_from_json(value: Any) -> Any:

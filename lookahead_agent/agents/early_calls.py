@@ -199,7 +199,7 @@ class _PlanCalls:
                     continue  # the result of a line that is not yet written, or an amount of money
                 if (arguments := line.fill(results)) is not None:
                     call = plan_call(self._plan, line.number, tool.name, arguments)
-                    if self._middleware.repeated_results(self._earlier, [call]):
+                    if self._middleware.find_repeated_results(self._earlier, [call]):
                         continue
                     self._calls[line.number] = call
                     request = ToolCallRequest(call, tool, self._request.state, self._request.runtime)  # type: ignore[arg-type]

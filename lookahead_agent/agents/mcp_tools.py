@@ -38,9 +38,9 @@ logger = logging.getLogger(__name__)
 _START_TIMEOUT = 60.0  # Seconds for a server to start and to list its tools
 _TIMEOUT = 120.0  # Seconds for a call
 _REST = "ask for less at once"
-_MAX_TOOLS = 1_000  # Of one server
+_MAX_TOOLS = 1_000  # tools of one server
 _MAX_PAGES = 100
-_MAX_NAME_LENGTH = 128  # As MCP has it
+_MAX_NAME_LENGTH = 128  # characters, MCP's own limit
 _MAX_DESCRIPTION_LENGTH = 10_000
 
 

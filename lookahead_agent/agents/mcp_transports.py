@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE = 16 << 20  # Bytes of one message
-_EXIT_SECONDS = 2.0  # For a program to end after its input, and again after SIGTERM
+_EXIT_SECONDS = 2.0  # time for a program to end after its input, and again after SIGTERM
 _STDERR_LENGTH = 500  # Characters of the end of a program's stderr
 _ENDED = (anyio.EndOfStream, anyio.IncompleteRead, anyio.ClosedResourceError, anyio.BrokenResourceError, OSError)
 

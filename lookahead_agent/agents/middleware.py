@@ -126,7 +126,7 @@ class LookaheadPolicyMiddleware(TurnMiddleware):
 class InvalidCallState(AgentState[Any], total=False):
     """The state of an agent with `InvalidToolCallMiddleware`."""
 
-    invalid_replies: Annotated[int, PrivateStateAttr]  # in a row, with invalid calls only
+    invalid_replies: Annotated[int, PrivateStateAttr]  # number of replies in a row with invalid calls only
 
 
 @dataclass(eq=False)

@@ -28,7 +28,7 @@ class ProjectTool:
 
     name: str
     source: str  # Python expression in `tools.py`
-    question: str  # for the tool
+    question: str  # a question for the tool
     arguments: Mapping[str, str]  # Arguments of the test's call
     result: str  # expected text in the call's result
     files: Mapping[str, str] = field(default_factory=dict)  # further files of the project, by path

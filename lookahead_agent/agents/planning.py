@@ -159,7 +159,7 @@ class PlanMiddleware(TurnMiddleware):
             if ready:
                 calls = [plan_call(len(conversation.plans), number, name, args) for number, name, args in ready]
                 messages = _with_calls(messages, calls)
-                repeated = self.repeated_results(conversation.plans[:-1], calls, run)
+                repeated = self.find_repeated_results(conversation.plans[:-1], calls, run)
                 if not repeated:
                     return ModelResponse(result=messages)
                 messages += repeated
@@ -179,7 +179,7 @@ class PlanMiddleware(TurnMiddleware):
                 if earlier:
                     messages.append(_result(planned, earlier[-1].text, "error", {REPEATED: True}))
                     continue
-                if repeated := self.repeated_results(conversation.plans[:-1], [planned], run):
+                if repeated := self.find_repeated_results(conversation.plans[:-1], [planned], run):
                     messages += repeated
                     exact |= exact_results(repeated)
                     continue
@@ -216,7 +216,7 @@ class PlanMiddleware(TurnMiddleware):
         for node, system in (("planner", self._planner), ("finisher", self._finisher)):
             warm(llm, [_system_message(system_message, system), *conversation], node=node)
 
-    def repeated_results(
+    def find_repeated_results(
         self, earlier: Sequence[PlanRun], calls: Sequence[ToolCall], now: PlanRun | None = None
     ) -> list[BaseMessage]:
         """Return results of calls that earlier plans of the question made, so that they are not made again.

@@ -60,10 +60,10 @@ _GAP = re.compile(r"(?:\.{3}|…|<[^<>]*>|\$\d+(?=\s*(?:\.{3}|…))|\s)*(?:\.{3}
 class PlanLine:
     """A line of a plan."""
 
-    number: int  # from 1
-    text: str  # as the planner wrote it, without the number
+    number: int  # the line's number, from 1
+    text: str  # the line as the planner wrote it, without the number
     tool: str | None = None  # name of the bound tool that the line calls; None: it calls none
-    # By name; texts may hold $1, $2, and so on. None: they are incomplete or invalid, and a model writes them.
+    # Texts may hold $1, $2, and so on. None: the arguments are incomplete or invalid, and a model writes them.
     arguments: dict[str, Any] | None = None
     empty: bool = False  # whether all arguments are placeholders, as in the form that the planner sees
     parameters: Parameters | None = field(default=None, compare=False, repr=False)  # Parameters of the tool
@@ -227,7 +227,7 @@ class _Blocks:
 
     def __init__(self, text: str, in_fence: bool = False) -> None:
         self._text, self.in_fence = text, in_fence
-        self._last = {match[1]: match.start() for match in _CLOSING.finditer(text)}  # by fence
+        self._last = {match[1]: match.start() for match in _CLOSING.finditer(text)}  # last closing fences
 
     def find_opening(self, at: int) -> re.Match[str] | None:
         """Return the beginning of the block under a call that ends at a place."""
@@ -292,7 +292,7 @@ def _read_call(text: str, tools: Mapping[str, BaseTool], number: int) -> tuple[P
         arguments, end = parameters.read(text, found.end(), number - 1)
     except ValueError:
         return line, None, 0
-    return replace(line, arguments=arguments), parameters.missing_text(arguments), end
+    return replace(line, arguments=arguments), parameters.find_missing_text(arguments), end
 
 
 def _is_gap(value: Any, gap: re.Pattern[str], name: str | None = None) -> bool:

@@ -260,5 +260,5 @@ def _as_lookahead(model: object) -> Any:
     """Return the `ChatLookahead` behind a model with bound arguments; None if it is another model."""
     while (inner := getattr(model, "bound", None)) is not None:
         model = inner
-    # By its type in LangChain, since importing the chat model takes seconds.
+    # LangChain's type tells it, since importing the chat model takes seconds.
     return model if getattr(model, "_llm_type", None) == "lookahead" else None

@@ -245,7 +245,7 @@ def _unescape(match: re.Match[str]) -> str:
 
 # References to earlier results
 
-# Not the beginning of an amount of money with cents or a thousands separator; `max($1,2)` has a reference.
+# The beginning of an amount of money with cents or a thousands separator is not a reference; `max($1,2)` has one.
 _REFERENCE = re.compile(r"\$(\{)?(\d{1,4})(?(1)\}|\b(?!\.\d|,\d{2,3}(?!\d)))")
 
 
@@ -314,7 +314,7 @@ class Parameters:
         """Whether an argument is a text, or null."""
         return "string" in (kinds := _kinds(self.properties.get(name))) and kinds <= {"string", "null"}
 
-    def missing_text(self, arguments: Mapping[str, Any]) -> str | None:
+    def find_missing_text(self, arguments: Mapping[str, Any]) -> str | None:
         """Return the name of the argument that alone is missing among the required ones, if it is a text."""
         missing = [name for name in self.required_names if name not in arguments]
         return missing[0] if len(missing) == 1 and self.is_text(missing[0]) else None

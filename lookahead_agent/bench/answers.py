@@ -45,7 +45,7 @@ _STATED = re.compile(
 
 
 def kind_of(answer: str) -> Kind | None:
-    """Return how an expected answer is compared with replies; None: not at all, since it is no such answer.
+    """Return how an expected answer is compared with replies; None: not at all, since it is not such an answer.
 
     An answer in mathematics may still be one that math-verify cannot read.
     """

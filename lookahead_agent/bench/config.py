@@ -17,7 +17,7 @@ from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.engines.vllm_config import runs_on_cpu
 from lookahead_agent.errors import ConfigurationError, validation_message
 from lookahead_agent.models.catalogue import DEFAULT_SET
-from lookahead_agent.modes.table import Precision
+from lookahead_agent.modes.table import LOOKAHEAD, Precision
 from lookahead_agent.policy import DEFAULT_DEPTH, as_policy
 
 ModeName = Literal[
@@ -36,7 +36,6 @@ MODES: tuple[ModeName, ...] = tuple(mode for mode in get_args(ModeName) if mode 
 TASKS: tuple[TaskName, ...] = get_args(TaskName)
 
 BASELINE: ModeName = "off"
-LOOKAHEAD: tuple[ModeName, ...] = ("lr", "lr+sd", "lr+shared_draft")  # modes with policies and depths
 
 NODES = "nodes"  # in place of a policy: the template's policy of each node ("balanced" for plain questions)
 
@@ -87,9 +86,9 @@ class TaskConfig(BaseModel):
         names = [peer.partition("=")[0] for peer in peers]
         for peer in peers:
             if _PEER_PATTERN.fullmatch(peer) is None:
-                raise ValueError(f"{peer!r} is no server: write it as in {_PEER_EXAMPLE}")
+                raise ValueError(f"{peer!r} is not a server: write it as in {_PEER_EXAMPLE}")
         if len({*names, *get_args(ModeName)}) < len(names) + len(get_args(ModeName)):
-            raise ValueError(f"each server needs a name of its own, which is no mode's: {', '.join(names)}")
+            raise ValueError(f"each server needs a name of its own, which no mode has: {', '.join(names)}")
         return peers
 
     @model_validator(mode="after")
@@ -102,7 +101,7 @@ class TaskConfig(BaseModel):
             raise ValueError("policies need an entry")
         for variant in self.variants:
             if VARIANT.fullmatch(variant) is None:
-                raise ValueError(f'{variant!r} is no variant: write it as in "off int8"')
+                raise ValueError(f'{variant!r} is not a variant: write it as in "off int8"')
         if self.tools and self.task in ("questions", "reflection", "self_consistency"):
             raise ValueError(f"tools are for templates that call some: {self.task} calls none")
         explicit = self.model_fields_set & {"policies", "depths"}
@@ -137,8 +136,8 @@ class BenchConfig(BaseModel):
     temperature: float | None = Field(0.0, ge=0)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0)  # 0 is no limit
-    # Of the first sample; None: replies have no seed. A sampled reply with a seed gets no draft tokens from a shared
-    # draft
+    # The seed of the first sample; None: replies have no seed. A sampled reply with a seed gets no tokens of a shared
+    # draft.
     seed: int | None = None
     # Blocks of modes whose engines are in memory together, measured one after the other if not all fit. Each block has
     # "off" as its baseline; empty: one block
@@ -185,7 +184,7 @@ def make_config(fields: dict[str, Any]) -> BenchConfig:
     try:
         return BenchConfig.model_validate(fields)
     except ValidationError as error:
-        raise ConfigurationError(f"this is no benchmark: {validation_message(error)}") from error
+        raise ConfigurationError(f"this is not a benchmark: {validation_message(error)}") from error
 
 
 @dataclass(frozen=True)

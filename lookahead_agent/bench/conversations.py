@@ -18,7 +18,7 @@ from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.system.jsonl import read_lines, read_value
 
 JsonMessage = Mapping[str, Any]  # in the format of OpenAI's API, as are tools
-NamedCall = tuple[str, Any]  # name and arguments; arguments that are no JSON object stay a string
+NamedCall = tuple[str, Any]  # name and arguments; arguments that are not a JSON object stay a string
 
 OWN_CONVERSATIONS = 24
 PREFIX_CHARACTERS = 16_384
@@ -70,7 +70,7 @@ def load_conversations(
     found = own_conversations(own) if dataset == OWN else read_conversations(dataset_file(dataset))
     chosen = found[skip:][:limit]
     if not chosen:
-        raise ConfigurationError(f"there is no conversation after the first {skip} of {dataset}")
+        raise ConfigurationError(f"there is not a conversation after the first {skip} of {dataset}")
     return chosen
 
 
@@ -93,7 +93,7 @@ def read_conversations(file: Path) -> list[RecordedConversation]:
             conversation = _parse(row, str(row.get("id", number)))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ConfigurationError(
-                f"{file}, line {number} is no conversation with `messages` and `tools` of OpenAI's API: {error!r}"
+                f"{file}, line {number} is not a conversation with `messages` and `tools` of OpenAI's API: {error!r}"
             ) from error
         if conversation.id in conversations:
             raise ConfigurationError(f"{file}, line {number}: there is another conversation {conversation.id!r}")
@@ -105,7 +105,7 @@ def _parse(row: Mapping[str, Any], name: str) -> RecordedConversation:
     messages, tools = [dict(message) for message in row["messages"]], [dict(tool) for tool in row["tools"]]
     answer = None if row.get("answer") is None else str(row["answer"])
     if answer is not None and kind_of(answer) is None:
-        raise ValueError(f"the answer {answer[:80]!r} is no number, letter of a choice, or formula")
+        raise ValueError(f"the answer {answer[:80]!r} is not a number, a letter of a choice, or a formula")
     if not tools or not all(isinstance(tool["function"]["name"], str) for tool in tools):
         raise ValueError("it has no tools")
     turns = []
@@ -120,7 +120,7 @@ def _parse(row: Mapping[str, Any], name: str) -> RecordedConversation:
 
 
 def parse_call(function: Mapping[str, Any]) -> NamedCall:
-    """Return name and arguments of a call; arguments that are no JSON object stay the string that they are."""
+    """Return name and arguments of a call; arguments that are not a JSON object stay the string that they are."""
     text = str(function["arguments"])
     try:
         arguments = read_value(text)

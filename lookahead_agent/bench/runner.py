@@ -296,4 +296,4 @@ def _settings(config: BenchConfig, task: TaskConfig) -> dict[str, Any]:
 async def _engines(llm: ChatLookahead) -> dict[str, Any]:
     async with llm.backend.engines(as_policy(llm.policy)) as engines:
         by_role = {role: engine for role, engine in (("target", engines.target), ("draft", engines.draft)) if engine}
-        return {role: engine.described for role, engine in by_role.items() if hasattr(engine, "described")}
+        return {role: engine.description for role, engine in by_role.items() if hasattr(engine, "description")}

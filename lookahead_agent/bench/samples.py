@@ -142,7 +142,7 @@ def read_results(rows: Iterable[Mapping[str, Any]]) -> list[Sample]:
             samples.append(Sample.model_validate(row))
         except ValidationError as error:
             reason = validation_message(error)
-            raise ConfigurationError(f"row {number} is no result of a benchmark: {reason}") from error
+            raise ConfigurationError(f"row {number} is not a result of a benchmark: {reason}") from error
     return samples
 
 

@@ -38,7 +38,7 @@ def parse_addresses(texts: Sequence[str]) -> list[ServerAddress]:
     addresses = []
     for text in texts:
         if (match := _PATTERN.fullmatch(text)) is None:
-            raise ConfigurationError(f"{text!r} is no server: write it as in {_EXAMPLE}")
+            raise ConfigurationError(f"{text!r} is not a server: write it as in {_EXAMPLE}")
         addresses.append(ServerAddress(match[1], match[3].rstrip("/"), match[2]))
     if len({address.key_variable for address in addresses}) < len(addresses):
         raise ConfigurationError(f"each server needs a name of its own: {', '.join(each.name for each in addresses)}")

@@ -82,7 +82,7 @@ def read_replies(rows: Sequence[Mapping[str, Any]]) -> list[ServerReply]:
             reply = ServerReply.model_validate(row)
         except ValidationError as error:
             reason = validation_message(error)
-            raise ConfigurationError(f"row {number} is no reply of `bench --parity --against`: {reason}") from error
+            raise ConfigurationError(f"row {number} is not a reply of `bench --parity --against`: {reason}") from error
         if reply.schema_version != SCHEMA:
             raise ConfigurationError(f"row {number} was written by another version of lookahead-agent")
         replies[reply.server, reply.conversation, reply.sample, reply.turn] = reply

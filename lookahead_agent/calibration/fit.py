@@ -16,7 +16,7 @@ from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.verifiers.judge import JudgeVerifier
-from lookahead_agent.verifiers.prefilter import rejection
+from lookahead_agent.verifiers.results import rejection
 
 Measure = Literal["similarity", "p_aligned", "p_swapped"]  # cosine; judge's p(aligned); p(aligned) of swapped steps
 
@@ -35,7 +35,7 @@ async def measure(engines: EngineSet, row: PairRow, names: Sequence[Measure]) ->
             scores[name] = await engines.embedder.similarity(pair.draft.text.strip(), pair.target.text.strip())
         else:
             assert engines.judge is not None
-            judged = pair if name == "p_aligned" else pair.swapped
+            judged = pair if name == "p_aligned" else pair.swap()
             scores[name] = (await JudgeVerifier(engines.judge, 0.0).verify(judged)).score or 0.0  # None: too long
     return scores
 

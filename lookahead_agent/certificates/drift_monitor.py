@@ -105,7 +105,7 @@ class DriftMonitor:
             certificate, pair = self.waiting.popleft()
             try:
                 # Swapped: a judging policy has asked in the other order, and would hear the same answer again.
-                disputed = not pair.same_text and not (await self._judge.verify(pair.swapped)).accepted
+                disputed = not pair.same_text and not (await self._judge.verify(pair.swap())).accepted
             except Exception as error:  # the judge may be of the user's own, or its engine may end
                 self.counts.dropped += 1
                 log = logger.debug if isinstance(error, LookaheadError) else logger.warning

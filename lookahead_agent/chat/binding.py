@@ -1,28 +1,26 @@
-"""The chat model's LangChain interface: input, tools, structured output, token counts, serialization and profile."""
+"""The chat model's LangChain interface: tools, structured output, token counts, serialization and profile."""
 
 import json
 import pickle
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast, get_args
 
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.model_profile import ModelProfile
 from langchain_core.load.serializable import SerializedConstructor, SerializedNotImplemented
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.prompt_values import PromptValue
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 
-from lookahead_agent.chat.messages import from_openai, template_messages, without_empty_replies
-from lookahead_agent.chat.requests import CONFIGURED, POLICY_KEY
+from lookahead_agent.chat.messages import template_messages, without_empty_replies
 from lookahead_agent.chat.structured_output import Form, FormParser, Method, callback_schema, with_parser
 from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.errors import ConfigurationError, check_encodable
 from lookahead_agent.generation.call_options import choose_tools, openai_tools
 from lookahead_agent.generation.local_backend import LocalBackend
-from lookahead_agent.policy import VerifierPolicy, as_policy
+from lookahead_agent.policy import VerifierPolicy
 
 _UNSUPPORTED = (
     *(f"{kind}_{direction}puts" for kind in ("image", "audio", "video") for direction in ("in", "out")),
@@ -36,17 +34,6 @@ _SUPPORTED = (
 )
 
 
-Config = RunnableConfig | None
-
-
-def _with_configured_policy(kwargs: dict[str, Any], config: Config) -> dict[str, Any]:
-    """Add the configured policy to a call's arguments; outside chains and graphs, LangChain does not pass it on."""
-    policy = ((config or {}).get("configurable") or {}).get(POLICY_KEY)
-    if policy is not None and kwargs.get("policy") is None:
-        kwargs["policy"] = as_policy(policy).with_selection_rule(CONFIGURED)
-    return kwargs
-
-
 class BindingModel(BaseChatModel):
     """A chat model that binds tools and schemas, counts tokens, and can be serialized."""
 
@@ -57,34 +44,6 @@ class BindingModel(BaseChatModel):
     @abstractmethod
     def _thinking_argument(self) -> dict[str, bool]:
         """The variable of the chat template that switches thinking."""
-
-    def invoke(self, input: LanguageModelInput, config: Config = None, **kwargs: Any) -> AIMessage:
-        """Reply to a text or messages."""
-        return super().invoke(input, config, **_with_configured_policy(kwargs, config))
-
-    async def ainvoke(self, input: LanguageModelInput, config: Config = None, **kwargs: Any) -> AIMessage:
-        """`invoke` for callers in an event loop."""
-        return await super().ainvoke(input, config, **_with_configured_policy(kwargs, config))
-
-    def stream(self, input: LanguageModelInput, config: Config = None, **kwargs: Any) -> Iterator[AIMessageChunk]:
-        """Stream the reply to a text or messages in chunks."""
-        return super().stream(input, config, **_with_configured_policy(kwargs, config))
-
-    def astream(self, input: LanguageModelInput, config: Config = None, **kwargs: Any) -> AsyncIterator[AIMessageChunk]:
-        """`stream` for callers in an event loop."""
-        return super().astream(input, config, **_with_configured_policy(kwargs, config))
-
-    def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
-        if isinstance(model_input, Sequence) and not isinstance(model_input, str):
-            # LangChain's own conversion of OpenAI messages raises for calls whose arguments are not JSON.
-            model_input = [
-                from_openai(message) if isinstance(message, Mapping) and message.get("role") == "assistant" else message
-                for message in model_input
-            ]
-        try:
-            return super()._convert_input(model_input)
-        except (ValueError, NotImplementedError) as error:
-            raise ConfigurationError(f"this is not an input of a chat model: {error}") from error
 
     def bind_tools(
         self,

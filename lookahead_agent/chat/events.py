@@ -91,7 +91,10 @@ def as_chunk(item: TextDelta | AIMessage) -> AIMessageChunk:
 
 
 class StepCallbacks:
-    """Passes step events to callbacks, and with `to_stream` also to LangGraph's custom stream."""
+    """Passes step events to callbacks, and with `to_stream` also to LangGraph's custom stream.
+
+    `has_listeners` says whether anything receives them.
+    """
 
     def __init__(self, request: GenerateRequest, to_stream: bool, run: RunManager | None) -> None:
         self._call_metadata = {"call": request.id, "path": request.node or None, "policy": request.policy.name}
@@ -104,7 +107,9 @@ class StepCallbacks:
         # LangChain's streaming path passes no run: use the callbacks of the model's caller.
         run_callbacks = CallbackManager(run.handlers, parent_run_id=run.run_id) if run is not None else None
         callbacks = run_callbacks or get_callback_manager_for_config(ensure_config())
-        self._config: RunnableConfig | None = {"callbacks": callbacks} if callbacks.parent_run_id is not None else None
+        in_run = callbacks.parent_run_id is not None and callbacks.handlers
+        self._config: RunnableConfig | None = {"callbacks": callbacks} if in_run else None
+        self.has_listeners = self._config is not None or self._write_to_stream is not None
 
     def send(self, event: StepEvent) -> None:
         """Send an event from a synchronous call."""

@@ -53,14 +53,13 @@ def template_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
         raise ConfigurationError(_NO_QUESTION)
     # Content other than text would end every later run of a thread: only instructions and a question raise an error.
     question = _question_index(messages)
-    converted: list[dict[str, Any]] = []
-    for number, message in enumerate(messages, 1):
-        strict = number - 1 == question or isinstance(message, SystemMessage)
-        parts = _convert(message, f"message {number}", strict=strict)
-        for part in parts:
-            check_encodable(part, f"message {number}")
-        converted += parts
-    return converted
+    converted: list[tuple[str, dict[str, Any]]] = []
+    for index, message in enumerate(messages):
+        name, strict = f"message {index + 1}", index == question or isinstance(message, SystemMessage)
+        converted += [(name, part) for part in _convert(message, name, strict=strict)]
+    for name, part in converted:
+        check_encodable(part, name)
+    return [part for _, part in converted]
 
 
 def _question_index(messages: Sequence[BaseMessage]) -> int | None:

@@ -1,6 +1,6 @@
 """`ChatLookahead`, the LangChain chat model: it builds a request for each call and converts the reply's events."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any, Self
@@ -9,27 +9,32 @@ from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackMana
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.language_models.base import LangSmithParams, LanguageModelInput
 from langchain_core.load.load import ALL_SERIALIZABLE_MAPPINGS
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.prompt_values import PromptValue
+from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from lookahead_agent.chat.binding import BindingModel, DerivedProfile, profile_of
 from lookahead_agent.chat.events import StepCallbacks, as_chunk, as_message
-from lookahead_agent.chat.requests import CallDefaults
+from lookahead_agent.chat.messages import from_openai
+from lookahead_agent.chat.requests import CONFIGURED, POLICY_KEY, CallDefaults
 from lookahead_agent.decoding import StepEvent
 from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, validation_message
-from lookahead_agent.generation.backend import ChatReply, GenerateEvent, GenerateRequest, TextDelta
+from lookahead_agent.generation.backend import LIVE_EVENTS, ChatReply, GenerateEvent, GenerateRequest, TextDelta
 from lookahead_agent.generation.call_options import CallOptions, SamplingArguments, openai_tools
 from lookahead_agent.generation.local_backend import LocalBackend
 from lookahead_agent.generation.server_backend import ServerBackend, find_server
 from lookahead_agent.generation.tool_parsers import check_tool_parser
 from lookahead_agent.models.catalogue import GREEDY
+from lookahead_agent.policy import as_policy
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.system import background
 from lookahead_agent.system.progress import Progress
 
+Config = RunnableConfig | None
 Messages = list[BaseMessage]
 Stop = list[str] | None
 Run = CallbackManagerForLLMRun | None
@@ -160,14 +165,42 @@ class ChatLookahead(CallDefaults, BindingModel):
 
     # Generation
 
+    def invoke(self, input: LanguageModelInput, config: Config = None, **kwargs: Any) -> AIMessage:
+        """Reply to a text or messages."""
+        return super().invoke(input, config, **_with_configured_policy(kwargs, config))
+
+    async def ainvoke(self, input: LanguageModelInput, config: Config = None, **kwargs: Any) -> AIMessage:
+        """`invoke` for callers in an event loop."""
+        return await super().ainvoke(input, config, **_with_configured_policy(kwargs, config))
+
+    def stream(self, input: LanguageModelInput, config: Config = None, **kwargs: Any) -> Iterator[AIMessageChunk]:
+        """Stream the reply to a text or messages in chunks."""
+        return super().stream(input, config, **_with_configured_policy(kwargs, config))
+
+    def astream(self, input: LanguageModelInput, config: Config = None, **kwargs: Any) -> AsyncIterator[AIMessageChunk]:
+        """`stream` for callers in an event loop."""
+        return super().astream(input, config, **_with_configured_policy(kwargs, config))
+
+    def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
+        if isinstance(model_input, Sequence) and not isinstance(model_input, str):
+            # LangChain's own conversion of OpenAI messages raises for calls whose arguments are not JSON.
+            model_input = [
+                from_openai(message) if isinstance(message, Mapping) and message.get("role") == "assistant" else message
+                for message in model_input
+            ]
+        try:
+            return super()._convert_input(model_input)
+        except (ValueError, NotImplementedError) as error:
+            raise ConfigurationError(f"this is not an input of a chat model: {error}") from error
+
     def _generate(self, messages: Messages, stop: Stop = None, run_manager: Run = None, **kwargs: Any) -> ChatResult:
-        *_, message = self._events(messages, stop, run_manager, kwargs)
+        *_, message = self._events(messages, stop, run_manager, kwargs, with_text=False)
         return _result(message)
 
     async def _agenerate(
         self, messages: Messages, stop: Stop = None, run_manager: AsyncRun = None, **kwargs: Any
     ) -> ChatResult:
-        async with aclosing(self._aevents(messages, stop, run_manager, kwargs)) as events:
+        async with aclosing(self._aevents(messages, stop, run_manager, kwargs, with_text=False)) as events:
             *_, message = [event async for event in events]
         return _result(message)
 
@@ -191,25 +224,27 @@ class ChatLookahead(CallDefaults, BindingModel):
                 yield chunk
 
     def _events(
-        self, messages: Messages, stop: Stop, run_manager: Run, options: dict[str, Any]
+        self, messages: Messages, stop: Stop, run_manager: Run, options: dict[str, Any], *, with_text: bool = True
     ) -> Iterator[TextDelta | AIMessage]:
         """Yield the text of a reply, then its message; step events go to the callbacks."""
         request = self.request(messages, _options(stop, options), run_manager=run_manager)
         steps = StepCallbacks(request, self.stream_steps, run_manager)
+        reply = partial(self._reply, request, kinds=_live_events(with_text, steps.has_listeners))
         with _langchain_errors():
-            for event in background.stream(partial(self._reply, request)):
+            for event in background.stream(reply):
                 if isinstance(event, StepEvent):
                     steps.send(event)
                 else:
                     yield event
 
     async def _aevents(
-        self, messages: Messages, stop: Stop, run_manager: AsyncRun, options: dict[str, Any]
+        self, messages: Messages, stop: Stop, run_manager: AsyncRun, options: dict[str, Any], *, with_text: bool = True
     ) -> AsyncGenerator[TextDelta | AIMessage, None]:
         request = self.request(messages, _options(stop, options), run_manager=run_manager)
         steps = StepCallbacks(request, self.stream_steps, run_manager)
+        reply = partial(self._reply, request, kinds=_live_events(with_text, steps.has_listeners))
         with _langchain_errors():
-            async with aclosing(background.astream(partial(self._reply, request))) as events:
+            async with aclosing(background.astream(reply)) as events:
                 async for event in events:
                     if isinstance(event, StepEvent):
                         await steps.asend(event)
@@ -220,8 +255,13 @@ class ChatLookahead(CallDefaults, BindingModel):
         """Yield the text and the steps of a reply, then its message; must run in the background loop."""
         return background.event_stream(partial(self._reply, request))
 
-    async def _reply(self, request: GenerateRequest, emit: Callable[[ReplyEvent], None]) -> None:
-        """Generate a reply in the background loop, and pass its text and steps to `emit`, then its message."""
+    async def _reply(
+        self,
+        request: GenerateRequest,
+        emit: Callable[[ReplyEvent], None],
+        kinds: Collection[type[GenerateEvent]] = LIVE_EVENTS,
+    ) -> None:
+        """Generate a reply in the background loop, and pass its events of these kinds to `emit`, then its message."""
 
         def emit_converted(event: GenerateEvent) -> None:
             if isinstance(event, ChatReply):
@@ -231,7 +271,7 @@ class ChatLookahead(CallDefaults, BindingModel):
 
         # The daemon has no verifier of the user's own.
         backend = self._backend if request.policy.own_verifier is not None else await self._choose_backend()
-        await backend.emit_reply(request, emit_converted)
+        await backend.emit_reply(request, emit_converted, kinds)
 
     async def _choose_backend(self) -> LocalBackend | ServerBackend:
         """Return the daemon of `lookahead-agent up` if it runs the same engines, else the backend of this process."""
@@ -308,7 +348,7 @@ class ChatLookahead(CallDefaults, BindingModel):
         self.close()
 
     def __eq__(self, other: object) -> bool:
-        # Not `_backend`: each copy has its own lease of the same runtime.
+        # `_backend` differs between copies: each has its own lease of the same runtime.
         if not isinstance(other, type(self)):
             return NotImplemented
         return self._backend.runtime is other._backend.runtime and all(
@@ -374,9 +414,22 @@ def _langchain_errors() -> Iterator[None]:
         raise ChatContextLengthError(str(error)) from error
 
 
+def _with_configured_policy(kwargs: dict[str, Any], config: Config) -> dict[str, Any]:
+    """Add the configured policy to a call's arguments; outside chains and graphs, LangChain does not pass it on."""
+    policy = ((config or {}).get("configurable") or {}).get(POLICY_KEY)
+    if policy is not None and kwargs.get("policy") is None:
+        kwargs["policy"] = as_policy(policy).with_selection_rule(CONFIGURED)
+    return kwargs
+
+
 def _options(stop: list[str] | None, options: Mapping[str, Any]) -> CallOptions:
     # `stream` is LangChain's own option (whether `invoke` streams), which it passes on all the same.
     return CallOptions.read({**{name: options[name] for name in options.keys() - {"stream"}}, "stop": stop})
+
+
+def _live_events(text: bool, steps: bool) -> tuple[type[GenerateEvent], ...]:
+    """Return the events that leave the background loop: each wakes a thread of the caller."""
+    return (*((TextDelta,) if text else ()), *((StepEvent,) if steps else ()))
 
 
 def _result(item: TextDelta | AIMessage) -> ChatResult:

@@ -15,7 +15,6 @@ from lookahead_agent.cost_model.costs import MachineCosts, read_costs, write_cos
 from lookahead_agent.cost_model.estimator import Acceptance, Setting, best_settings
 from lookahead_agent.cost_model.pair import PAIR_MEASUREMENT
 from lookahead_agent.cost_model.synthetic import (
-    SPECULATION,
     STEPS_ONLY,
     SyntheticSettings,
     result_table,
@@ -25,13 +24,11 @@ from lookahead_agent.cost_model.synthetic import (
 from lookahead_agent.cost_model.synthetic_bench import SyntheticBench
 from lookahead_agent.engines.vllm_config import runs_on_cpu
 from lookahead_agent.errors import EngineError
-from lookahead_agent.modes.table import Kernel
+from lookahead_agent.modes.table import METHODS, Kernel
 
 _UNFINISHED = 75  # Exit status after the time limit: EX_TEMPFAIL, run it again
 _DUMMY_WEIGHTS = "Make weights up from the models' configurations."
-_MODES = (
-    f"Modes of generation; off is always measured. Default: {','.join(SPECULATION)}; on a CPU {','.join(STEPS_ONLY)}."
-)
+_MODES = f"Modes of generation; off is always measured. Default: {','.join(METHODS)}; on a CPU {','.join(STEPS_ONLY)}."
 _TOKEN_ALPHA = "Probability that a draft token is accepted."
 _PRECISION = "Of the target's weights. Default: as vLLM has them."
 _SECONDS = "Begin nothing new after so long; the same command continues."
@@ -66,7 +63,7 @@ def synthetic(
     """
     settings = SyntheticSettings.model_validate(
         {
-            "modes": options.words(modes) if modes is not None else STEPS_ONLY if runs_on_cpu() else tuple(SPECULATION),
+            "modes": options.words(modes) if modes is not None else STEPS_ONLY if runs_on_cpu() else tuple(METHODS),
             "alphas": options.numbers(alphas, float, "--alphas"),
             "depths": options.numbers(depths, int, "--depths"),
             "replies": options.numbers(replies, int, "--replies"),
@@ -208,7 +205,6 @@ def _show(measured: MachineCosts, acceptance: Acceptance, settings: list[Setting
         shape = [str(setting.depth or ""), str(setting.width or ""), tokens]
         flags = f"--policy balanced:depth={setting.depth}" if setting.depth else "--policy off"
         flags += f":width={setting.width}" if setting.width > 1 else ""
-        method = "shared_draft" if setting.mode in ("shared_draft", "lr+shared_draft") else "draft_model"
-        flags += f" --token-speculation {method}" if setting.token_depth > 1 else ""
+        flags += f" --token-speculation {METHODS[setting.mode]}" if setting.token_depth > 1 else ""
         rows.append([setting.mode, f"{setting.speedup:.2f}", *shape, flags])
     show.print(as_rich((headings, rows), words=("as options",)))

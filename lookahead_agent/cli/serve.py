@@ -23,11 +23,11 @@ from lookahead_agent.server import ServerSettings
 from lookahead_agent.server.daemon import (
     bind_socket,
     daemon_settings,
+    find_starting_pid,
     log_path,
     private_dir,
     start_daemon,
     start_lock,
-    starting_pid,
 )
 from lookahead_agent.system import background
 
@@ -195,7 +195,7 @@ def up(
         with start_lock() as lock, bind_socket() as listener, llm:
             llm.start(ProgressBars())
             listener.listen()
-            lock.truncate(0)  # no longer a `starting_pid`
+            lock.truncate(0)  # no longer a `find_starting_pid`
             run_server(llm, daemon_settings(digest, start_models=start_models), listener, grace)
     else:
         pid = start_daemon([*sys.argv[1:], "--foreground"], lambda line: stderr.print(line, soft_wrap=True))
@@ -211,7 +211,7 @@ def status(as_json: options.AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps(running and {**running.model_dump(), "log": str(log_path())}))
     elif running is None:
-        pid = starting_pid()
+        pid = find_starting_pid()
         hint = f"process {pid} is loading them" if pid else "lookahead-agent up starts them"
         Terminal(stderr=True).print(f"No engines run in the background: {hint}.")
     if running is None:
@@ -233,7 +233,7 @@ def status(as_json: options.AsJson = False) -> None:
 def down() -> None:
     """Stop the engines in the background, once their running replies are complete; while they load, at once."""
     terminal = Terminal(stderr=True)
-    if (pid := starting_pid()) is None:
+    if (pid := find_starting_pid()) is None:
         running = background.run(server_status())
         if running is None:
             terminal.print("No engines run in the background.")

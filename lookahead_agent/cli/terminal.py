@@ -147,7 +147,7 @@ def fit(
 
 
 def _wrap_heading(column: Sequence[str]) -> list[str]:
-    """Break a column's heading between words, so that it is no wider than its cells or its longest word."""
+    """Break a column's heading between words, so that it is not wider than its cells or its longest word."""
     heading, *cells = column
     width = max([*map(len, cells), *map(len, heading.split()), 1])
     return ["\n".join(textwrap.wrap(heading, width)), *cells]

@@ -30,7 +30,7 @@ class BatchCosts(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    seconds: dict[int, float]  # by batch size
+    seconds: dict[int, float]  # seconds per token by batch size
 
     @field_validator("seconds")
     @classmethod
@@ -66,7 +66,7 @@ class MachineCosts(BaseModel):
     draft_alone: BatchCosts  # the draft on all cores, as it proposes draft tokens in the target's engine
     environment: dict[str, Any] = Field(default_factory=dict)  # versions and hardware
     models: dict[str, str] = Field(default_factory=dict)  # the models' names by role
-    precision: dict[str, str] = Field(default_factory=dict)  # of their weights by role, where it is set or chosen
+    precision: dict[str, str] = Field(default_factory=dict)  # the weights' precision by role, where set or chosen
     dummy_weights: bool = False  # whether the weights are dummies, which cost the same
 
     @property

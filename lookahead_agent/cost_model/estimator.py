@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
-from typing import Literal, get_args
+from typing import get_args
 
 from lookahead_agent.cost_model.costs import MachineCosts
+from lookahead_agent.modes.table import LOOKAHEAD, METHODS, EngineMode
 from lookahead_agent.theory.simulation import Durations, constant, simulate, simulate_shared_draft
 
 _STEPS = 200
@@ -14,9 +15,7 @@ _TOKENS = 3000
 # Candidates of γ₁, of w, and of γ₂ with a draft model and with a shared draft.
 _DEPTHS, _WIDTHS, _TOKEN_DEPTHS, _SHARED_DRAFT_DEPTHS = (1, 2, 4, 6, 8), (1, 2), (2, 3, 5, 7), (3, 5, 9, 17)
 
-EstimatedMode = Literal["off", "sd", "shared_draft", "lr", "lr+sd", "lr+shared_draft"]
-LOOKAHEAD: tuple[EstimatedMode, ...] = ("lr", "lr+sd", "lr+shared_draft")  # modes with step speculation
-Speed = Callable[[int], float]  # of a target step by the number of concurrent ones, relative to the target alone
+Speed = Callable[[int], float]  # a target step's speed by the number at once, relative to the target alone
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Acceptance:
 class Setting:
     """A setting and its predicted speed."""
 
-    mode: EstimatedMode
+    mode: EngineMode
     speedup: float  # relative to the target alone
     depth: int = 0  # γ₁; 0 without step speculation, like `width`
     width: int = 0  # w
@@ -41,7 +40,7 @@ class Setting:
 
 
 def best_settings(
-    costs: MachineCosts, acceptance: Acceptance, modes: Sequence[EstimatedMode] = get_args(EstimatedMode)
+    costs: MachineCosts, acceptance: Acceptance, modes: Sequence[EngineMode] = get_args(EngineMode)
 ) -> list[Setting]:
     """The best setting of each mode, the fastest mode first.
 
@@ -58,7 +57,7 @@ def best_settings(
 
 
 def predict_speed(
-    costs: MachineCosts, acceptance: Acceptance, mode: EstimatedMode, depth: int, token_depth: int, replies: int = 1
+    costs: MachineCosts, acceptance: Acceptance, mode: EngineMode, depth: int, token_depth: int, replies: int = 1
 ) -> float:
     """Predict the speed of a setting with `replies` concurrent replies, relative to the target alone with as many."""
     if replies > 1:
@@ -67,12 +66,12 @@ def predict_speed(
     return _reply_speed(costs, acceptance, speed, depth if mode in LOOKAHEAD else 0, 1)
 
 
-def _settings(costs: MachineCosts, acceptance: Acceptance, mode: EstimatedMode) -> Iterator[Setting]:
-    tokens = {"off": (1,), "lr": (1,), "sd": _TOKEN_DEPTHS, "lr+sd": _TOKEN_DEPTHS}
+def _settings(costs: MachineCosts, acceptance: Acceptance, mode: EngineMode) -> Iterator[Setting]:
+    token_depths = {"none": (1,), "draft_model": _TOKEN_DEPTHS, "shared_draft": _SHARED_DRAFT_DEPTHS}
     # A second candidate and draft tokens compete for the same space in a batch.
     widths = _WIDTHS if mode == "lr" else (1,)
     shapes = list(product(_DEPTHS, widths)) if mode in LOOKAHEAD else [(0, 0)]
-    for token_depth in tokens.get(mode, _SHARED_DRAFT_DEPTHS):
+    for token_depth in token_depths[METHODS[mode]]:
         speed = _target_speed(costs, acceptance, mode, token_depth)
         for depth, width in shapes:
             yield Setting(mode, _reply_speed(costs, acceptance, speed, depth, width), depth, width, token_depth)
@@ -93,16 +92,17 @@ def _reply_speed(costs: MachineCosts, acceptance: Acceptance, speed: Speed, dept
     return reply.steps * alone / reply.seconds
 
 
-def _target_speed(costs: MachineCosts, acceptance: Acceptance, mode: EstimatedMode, token_depth: int) -> Speed:
+def _target_speed(costs: MachineCosts, acceptance: Acceptance, mode: EngineMode, token_depth: int) -> Speed:
     target = costs.target if mode in ("off", "sd") else costs.beside
     alone = costs.target.at(1)
-    pass_tokens = token_depth if mode in ("sd", "lr+sd") else 1
+    method = METHODS[mode]
+    pass_tokens = token_depth if method == "draft_model" else 1
     draft_token = costs.draft_alone.at(1) * target.at(1) / alone  # the draft model shares the target's cores
     committed = sum(acceptance.tokens**position for position in range(pass_tokens))
 
     @cache
     def speed(steps: int) -> float:
-        if mode not in ("shared_draft", "lr+shared_draft"):
+        if method != "shared_draft":
             return committed * alone / (target.at(steps * pass_tokens) + draft_token * (pass_tokens - 1))
         pass_time = target.at(steps)
         speedup = simulate_shared_draft(

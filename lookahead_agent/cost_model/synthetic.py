@@ -9,29 +9,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from lookahead_agent.bench.pictures import Bar, Panel, new_figure, save
 from lookahead_agent.bench.report import BaseReport, as_markdown, check_report_name, machine_of, versions_of
 from lookahead_agent.cost_model.costs import MachineCosts
-from lookahead_agent.cost_model.estimator import LOOKAHEAD, Acceptance, EstimatedMode, predict_speed
+from lookahead_agent.cost_model.estimator import Acceptance, predict_speed
 from lookahead_agent.errors import ConfigurationError, validation_message
+from lookahead_agent.modes.table import LOOKAHEAD, METHODS, EngineMode
 from lookahead_agent.system.files import writable, write_atomically
 from lookahead_agent.trace.node_times import Table
 
-Speculation = Literal["none", "draft_model", "shared_draft"]  # how a target's engine speculates on tokens
-
-SPECULATION: dict[EstimatedMode, Speculation] = {
-    "off": "none",
-    "sd": "draft_model",
-    "lr": "none",
-    "lr+sd": "draft_model",
-    "shared_draft": "shared_draft",
-    "lr+shared_draft": "shared_draft",
-}
-STEPS_ONLY: tuple[EstimatedMode, ...] = ("off", "lr")  # modes without token-level speculation
+STEPS_ONLY: tuple[EngineMode, ...] = ("off", "lr")  # modes without token-level speculation
 PROMPT_TOKENS = 128
 _BLOCK = 16  # tokens of a block of vLLM's KV cache on a GPU
 _MAX_CONCURRENCY = 64
@@ -41,7 +32,7 @@ _MAX_CONCURRENCY = 64
 class SyntheticConfiguration:
     """A mode and its settings."""
 
-    mode: EstimatedMode
+    mode: EngineMode
     depth: int  # steps ahead (γ₁); 0 without step speculation
     alpha: float  # probability that a draft step is accepted; 0 without step speculation
     replies: int  # concurrent ones
@@ -50,7 +41,7 @@ class SyntheticConfiguration:
 class SyntheticRow(BaseModel):
     """One measurement of a configuration's replies."""
 
-    mode: EstimatedMode
+    mode: EngineMode
     depth: int
     alpha: float
     replies: int
@@ -82,7 +73,7 @@ class SyntheticSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    modes: tuple[EstimatedMode, ...] = Field(tuple(SPECULATION), min_length=1)  # "off" is always among them
+    modes: tuple[EngineMode, ...] = Field(tuple(METHODS), min_length=1)  # "off" is always among them
     alphas: tuple[_Probability, ...] = Field((0.4, 0.6, 0.8), min_length=1)  # that a draft step is accepted
     depths: tuple[_Depth, ...] = Field((1, 2, 4, 8), min_length=1)  # steps ahead
     replies: tuple[PositiveInt, ...] = Field((1,), min_length=1)  # concurrent replies

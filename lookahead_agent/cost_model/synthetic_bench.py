@@ -16,13 +16,13 @@ from pydantic import ValidationError
 from lookahead_agent.bench.samples import environment
 from lookahead_agent.cost_model import synthetic
 from lookahead_agent.cost_model.costs import fix_length, synthetic_prompt
-from lookahead_agent.cost_model.estimator import EstimatedMode
 from lookahead_agent.cost_model.pair import Pair
 from lookahead_agent.decoding import DecodingSettings, Reply, ReplyRequest, StepEvent, lookahead
 from lookahead_agent.decoding.verifier import StepPair, Verdict
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.engines.vllm_config import speculative_config
 from lookahead_agent.errors import ConfigurationError, EngineError, validation_message
+from lookahead_agent.modes.table import METHODS, EngineMode, SpeculationMethod
 from lookahead_agent.system import background
 from lookahead_agent.system.jsonl import RowFile
 from lookahead_agent.system.progress import Progress
@@ -55,11 +55,11 @@ class _Engines:
     """The engines that some modes need, started concurrently."""
 
     def __init__(
-        self, pair: Pair, modes: set[EstimatedMode], settings: synthetic.SyntheticSettings, stack: ExitStack
+        self, pair: Pair, modes: set[EngineMode], settings: synthetic.SyntheticSettings, stack: ExitStack
     ) -> None:
         self.failures: dict[str, EngineError] = {}
         contexts: dict[str, AbstractContextManager[Engine]] = {}
-        for kind in sorted({synthetic.SPECULATION[mode] for mode in modes - {"off"}}):
+        for kind in sorted({METHODS[mode] for mode in modes - {"off"}}):
             contexts[kind] = pair.engine("target", pair.shares["target"], **_token_level(kind, pair, settings))
         if "off" in modes and (pair.divided or "none" not in contexts):
             contexts["alone"] = pair.engine("target", pair.every_core)
@@ -75,7 +75,7 @@ class _Engines:
                 self.failures[name] = error
         self.draft = running.get("draft")
         self.measures_costs = self.draft is not None and "none" in running  # whether they can measure the pair's costs
-        targets = {mode: running.get(synthetic.SPECULATION[mode]) for mode in modes}
+        targets = {mode: running.get(METHODS[mode]) for mode in modes}
         targets |= {"off": running.get("alone", running.get("none"))} if "off" in modes else {}
         # The target engine of each mode whose engines have all started.
         self.targets = {
@@ -85,7 +85,7 @@ class _Engines:
         }
 
 
-def _token_level(kind: synthetic.Speculation, pair: Pair, settings: synthetic.SyntheticSettings) -> dict[str, Any]:
+def _token_level(kind: SpeculationMethod, pair: Pair, settings: synthetic.SyntheticSettings) -> dict[str, Any]:
     if kind == "none":
         return {}
     method = {"method": kind} | synthetic_acceptance(settings.token_alpha, settings.draft_tokens)

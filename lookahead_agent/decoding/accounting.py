@@ -15,12 +15,12 @@ class TokenCounts:
     """Tokens that one engine generated for a reply, by outcome."""
 
     committed: int = 0  # part of the reply
-    rejected: int = 0  # in complete steps that were dropped
-    aborted: int = 0  # in steps that were stopped before they were decided, or in none yet
-    speculative: int = 0  # in no step: written only as draft tokens for a target with a shared draft
+    rejected: int = 0  # tokens of complete steps that were dropped
+    aborted: int = 0  # tokens of steps that were stopped before they were decided, or of no step yet
+    speculative: int = 0  # tokens of no step, which were draft tokens for a target with a shared draft
 
     @property
-    def generated(self) -> int:
+    def total(self) -> int:
         """The total of the four counts."""
         return self.committed + self.rejected + self.aborted + self.speculative
 
@@ -48,7 +48,7 @@ class BusyClock:
         self._since = 0.0
         self._total = 0.0
 
-    # Not `contextlib.contextmanager`: entering a generator takes several times as long.
+    # `contextlib.contextmanager` is slower: entering a generator takes several times as long.
     def __enter__(self) -> None:
         if self._running == 0:
             self._since = self._now()
@@ -73,28 +73,19 @@ class ReplyClock:
     """Measures a reply's time, and the parts in which the draft, the target and the verifier were busy."""
 
     def __init__(self, now: Callable[[], float]) -> None:
-        self._clock = now
-        self._started = now()
+        self._now = now
+        self.began = now()
         self._any = BusyClock(now)
         self.draft, self.target, self.verifier = (BusyClock(now, self._any) for _ in range(3))
         self.prompt: float | None = None  # time of the target's first token, in seconds since the reply began
-        self._draft_prompt: float | None = None
-
-    def now(self) -> float:
-        """Seconds since the reply began."""
-        return self._clock() - self._started
-
-    def draft_writes(self) -> None:
-        """Record a draft token; the draft's time before the first one counts as prefill."""
-        if self._draft_prompt is None:
-            self._draft_prompt = self.draft.seconds
+        self.draft_prompt: float | None = None  # the draft's busy time until its first token, in seconds: its prefill
 
     def seconds(self) -> dict[str, float]:
         """Return the values of `ReplyReport.seconds`."""
-        total = self.now()
+        total = self._now() - self.began
         prompt = total if self.prompt is None else self.prompt
         draft = self.draft.seconds
-        draft_prompt = draft if self._draft_prompt is None else self._draft_prompt
+        draft_prompt = draft if self.draft_prompt is None else self.draft_prompt
         return {
             "total": total,
             "prompt": prompt,
@@ -182,9 +173,9 @@ def acceptance_rate(accepted: int, steps: int) -> float:
 class EngineProgress:
     """The latest token of an engine, or verdict of a verifier, for anybody: what waits behind others is not silent."""
 
-    advanced_at: float = float("-inf")  # on the event loop's clock
+    advanced_at: float = float("-inf")  # time on the event loop's clock
 
-    _by_part: ClassVar[dict[int, "EngineProgress"]] = {}  # by identity, since a user's class may define its hash
+    _by_part: ClassVar[dict[int, "EngineProgress"]] = {}  # keys are identities: a class may define a hash
 
     @classmethod
     def of(cls, part: object) -> "EngineProgress":
@@ -196,10 +187,6 @@ class EngineProgress:
             weakref.finalize(part, cls._by_part.pop, id(part), None).atexit = False
             cls._by_part[id(part)] = progress
         return progress
-
-    def advance(self, now: float) -> None:
-        """Record a token."""
-        self.advanced_at = now
 
 
 def stall_limit(seconds: float, prompt_length: int) -> float:

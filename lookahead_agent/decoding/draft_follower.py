@@ -73,8 +73,8 @@ class DraftFollower:
 
     def _has_diverged(self, writer: StepWriter) -> bool:
         """Whether the target's step has no draft candidate, or has diverged from it."""
-        candidates = writer.node.open_candidates
-        draft = self._streams.writers.get(candidates[0].written_by or 0) if candidates and not writer.live else None
+        candidates = writer.node.candidates
+        draft = self._streams.writers.get(candidates[0].job) if candidates and not writer.live else None
         if draft is None:
             return True
         target_ids, draft_ids = [*writer.segmenter.token_ids, *writer.stream.unread], draft.segmenter.token_ids
@@ -122,7 +122,8 @@ class DraftFollower:
             with clock.draft:
                 async with aclosing(self._draft.generate(prefix, replace(self._sampling, max_tokens=limit))) as deltas:
                     async for delta in deltas:
-                        clock.draft_writes()
+                        if clock.draft_prompt is None:
+                            clock.draft_prompt = clock.draft.seconds
                         if prompt is not None and delta.cached_tokens is not None:
                             prompt.cached = delta.cached_tokens
                         report.draft_tokens.speculative += len(delta.token_ids)

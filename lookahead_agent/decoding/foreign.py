@@ -10,7 +10,7 @@ from lookahead_agent.system.background import is_foreign
 T = TypeVar("T")
 
 
-# By class: an instance that blocks the loop keeps its thread, and later calls get a new one.
+# Each class has a loop: an instance that blocks it keeps its thread, and later calls get a new one.
 _LOOPS: weakref.WeakKeyDictionary[type, ForeignLoop] = weakref.WeakKeyDictionary()
 
 

@@ -67,7 +67,9 @@ async def lookahead(
     settings = settings or DecodingSettings()
     if draft is None or verifier is None or request.sampling.structured is not None:
         settings = replace(settings, depth=0)
-    return await _Loop(request, target, draft or target, verifier, settings, on_text or (lambda _: None), on_step).run()
+    loop = _Loop(request, target, draft or target, verifier, settings, on_text, on_step)
+    # In a task of its own, since each event would resume every caller's coroutine too.
+    return await asyncio.create_task(loop.run())
 
 
 @dataclass(eq=False)
@@ -79,7 +81,7 @@ class _Loop:
     draft: Engine
     verifier: Verifier | DraftVerifier | None
     settings: DecodingSettings
-    on_text: Callable[[str], None]
+    on_text: Callable[[str], None] | None
     on_step: OnStep | None
 
     def __post_init__(self) -> None:
@@ -107,10 +109,10 @@ class _Loop:
         self._follower = DraftFollower(draft, buffer, self._streams) if buffer is not None else None
         self._events: asyncio.Queue[steps.Event] = asyncio.Queue()
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._verdicts: dict[int, Verdict] = {}  # on undecided draft steps, by job
+        self._verdicts: dict[int, Verdict] = {}  # verdicts on undecided draft steps, by job
         self._invalid_request: ConfigurationError | None = None
         self._engines_reason: str | None = None  # why the target's engine ended the reply, such as "content_filter"
-        self._timers: dict[int, asyncio.TimerHandle] = {}  # that notice silence, by job
+        self._timers: dict[int, asyncio.TimerHandle] = {}  # timers that notice silence, by job
         # Without a draft first, or rounds, the target never waits for the draft.
         self._waits_for_draft = settings.synchronous or isinstance(self.verifier, DraftVerifier)
         self._patience: dict[SpeculationPart, float] = {"draft": settings.patience, "verifier": settings.patience}
@@ -122,7 +124,7 @@ class _Loop:
         self._silent: dict[int, tuple[SpeculationPart, float]] = {}
         self._is_foreign = is_foreign(self.verifier)  # whether a user's class verifies
         self._asking: asyncio.Task[None] | None = None  # asks it whether a step is ruled out
-        self._verifying: dict[int, float] = {}  # by verification job: since when the verifier is silent
+        self._verifying: dict[int, float] = {}  # since when the verifier is silent, by job
         self._verifier_waited = 0.0  # seconds since the last verdict, carried over from aborted jobs
 
     async def run(self) -> Reply:
@@ -168,7 +170,7 @@ class _Loop:
                     self._commit(node)
                 case steps.Reject(job):
                     writer = self._pop_writer(job)
-                    writer.stream.counts.rejected += writer.generated
+                    writer.stream.counts.rejected += len(writer.segmenter.token_ids)
                     self._emit_step("rejected" if writer.stream.source is Source.DRAFT else "unused", writer)
                 case steps.Abort(job):
                     self._abort(job)
@@ -192,8 +194,10 @@ class _Loop:
         self._spawn(job, partial(self._write, writer))
         now, stall = asyncio.get_running_loop().time(), self.settings.stall_timeout
         if source is Source.TARGET and stall is not None:
-            limit, progress = stall_limit(stall, writer.stream.prompt_length), self._streams.progress[source]
-            self._watch(job, lambda: max(now, progress.advanced_at), lambda: limit, self._fail_stalled)
+            length, progress = writer.stream.prompt_length, self._streams.progress[source]
+            self._watch(
+                job, lambda: max(now, progress.advanced_at), lambda: stall_limit(stall, length), self._fail_stalled
+            )
         elif source is Source.DRAFT and self._waits_for_draft:
             streams, patience = self._streams, self._patience
             self._watch(
@@ -206,7 +210,7 @@ class _Loop:
         self._report.steps += 1
         self._report.accepted += drafted
         self._report.closing_tokens += node.step.closing_tokens if node.step is not None else 0
-        writer.stream.counts.committed += writer.generated
+        writer.stream.counts.committed += len(writer.segmenter.token_ids)
         self._emit_step("accepted" if drafted else "committed", writer)
         self._prefixes.commit(node, writer.live)
 
@@ -220,7 +224,7 @@ class _Loop:
             writer = self._pop_writer(job)
             if writer.complete is None and writer.stream.source is Source.DRAFT:
                 self._streams.draft_aborted()
-            writer.stream.counts.aborted += writer.generated
+            writer.stream.counts.aborted += len(writer.segmenter.token_ids)
             self._emit_step("aborted", writer)
             self._retire(writer.stream, task)
 
@@ -258,9 +262,10 @@ class _Loop:
                     self._prefixes.committed.commit((token,))
                 if step is not None:
                     if writer.live:
-                        self._prefixes.committed.commit(step.token_ids[writer.generated :])
+                        self._prefixes.committed.commit(step.token_ids[len(writer.segmenter.token_ids) :])
                     return self._finish_step(writer, step)
-                self._refute(writer)
+                if not writer.live:
+                    self._refute(writer)
             if await self._streams.read(stream, idle_timeout):
                 if self._follower is not None:
                     self._follower.tokens_read(writer)
@@ -277,7 +282,7 @@ class _Loop:
         if drafted := writer.stream.source is Source.DRAFT:
             self._streams.draft_waited = 0.0
         writer.complete = self._prefixes.from_draft(writer.job, writer.node, step) if drafted else step
-        writer.ended = self._clock.now()
+        writer.ended = asyncio.get_running_loop().time()
         self._emit_step("drafted" if drafted else "written", writer)
         self._refute(writer)
         return steps.StepWritten(writer.job, writer.complete)
@@ -285,13 +290,15 @@ class _Loop:
     def _refute(self, writer: StepWriter) -> None:
         """Report draft steps of a node that the target's unfinished step already rules out."""
         node = writer.node
-        target = self._streams.writers.get(node.target_job or 0)
-        if self._early is None or node.target_job is None or target is None or target.complete or not target.generated:
+        if self._early is None or node.target_job is None or not node.candidates:
+            return
+        target = self._streams.writers.get(node.target_job)
+        if target is None or target.complete or not target.segmenter.token_ids:
             return
         target_so_far: PartialStep | None = None
-        for candidate in node.open_candidates:
-            draft = self._streams.writers.get(candidate.written_by or 0)
-            if draft is None or not draft.generated or candidate.rank in target.refuted:
+        for candidate in node.candidates:
+            draft = self._streams.writers.get(candidate.job)
+            if draft is None or not draft.segmenter.token_ids or candidate.rank in target.refuted:
                 continue
             target_so_far = target_so_far or self._partial(target)
             if self._early is None:
@@ -342,7 +349,8 @@ class _Loop:
         return PartialStep(writer.segmenter.token_ids if in_target_ids else (), writer.segmenter.text, False)
 
     async def _verify(self, job: int, writer: StepWriter, target: Step | None) -> steps.Event:
-        started = self._clock.now()
+        loop, limit = asyncio.get_running_loop(), self.settings.verifier_timeout
+        started = loop.time()
         node, draft = writer.node, writer.complete
         assert draft is not None
         question, before, salt = self.request.question, self._prefixes.text(node), self.request.sampling.cache_salt
@@ -354,7 +362,6 @@ class _Loop:
             assert self.verifier is not None
             assert target is not None
             verify = partial(self.verifier.verify, StepPair(question, before, draft, target, node.position, salt))
-        loop, limit = asyncio.get_running_loop(), self.settings.verifier_timeout
         since = self._verifying[job] = loop.time() - self._verifier_waited
         self._watch(job, lambda: since, lambda: self._patience["verifier"], partial(self._late, "verifier"))
         with self._clock.verifier:
@@ -368,12 +375,12 @@ class _Loop:
                 raise _SilenceError("the verifier", limit) from error
         self._verifying.pop(job, None)
         self._verifier_waited = 0.0
-        self._progress["verifier"].advance(loop.time())
+        self._progress["verifier"].advanced_at = loop.time()
         if verdict.score is not None and math.isnan(verdict.score):
             raise EngineError("the verifier's score is not a number")
         self._report.judge_calls += verdict.judge_calls
         self._verdicts[writer.job] = verdict
-        self._emit("judged", writer, started, self._clock.now(), verdict)
+        self._emit("judged", writer, started, loop.time(), verdict)
         logger.debug("%s: %r for %r", verdict, writer.complete, target)
         return steps.Judged(job, bool(verdict.accepted))
 
@@ -436,7 +443,7 @@ class _Loop:
 
     def _emit_step(self, kind: StepEventKind, writer: StepWriter) -> None:
         verdict = self._verdicts.pop(writer.job, None) if kind not in ("drafted", "written") else None
-        ended = writer.ended if writer.complete is not None else self._clock.now()
+        ended = writer.ended if writer.complete is not None else asyncio.get_running_loop().time()
         self._emit(kind, writer, writer.started, ended, verdict)
 
     def _emit(
@@ -445,9 +452,8 @@ class _Loop:
         if self.on_step is not None:
             text = without_surrogates((writer.complete or writer.segmenter).text)
             reason, score = (verdict.reason, verdict.score) if verdict is not None else (None, None)
-            source = writer.stream.source
-            event = StepEvent(kind, source.value, writer.node.position, text, started, ended, reason, score)
-            self.on_step(event)
+            source, position, began = writer.stream.source, writer.node.position, self._clock.began
+            self.on_step(StepEvent(kind, source.value, position, text, started - began, ended - began, reason, score))
 
     async def _close(self) -> None:
         cleaning = asyncio.get_running_loop().create_task(self._clean())

@@ -18,7 +18,7 @@ class ReplyText:
     tokenizer: Tokenizer
     prompt_ids: Sequence[int]
     stop: tuple[str, ...]
-    on_text: Callable[[str], None]
+    on_text: Callable[[str], None] | None
     thinking: ThinkingState = field(default_factory=ThinkingState)  # state where the pending text begins
     token_ids: list[int] = field(default_factory=list)
     text_ends: list[int] = field(default_factory=list)  # Length of the text after each token
@@ -64,7 +64,8 @@ class ReplyText:
 
     def _pass_on(self, end: int) -> None:
         if end > 0:
-            self.on_text(self._pending[:end])
+            if self.on_text is not None:
+                self.on_text(self._pending[:end])
             if self.stop:
                 self.thinking = self.thinking.then(self._pending[:end])
             self._pending = self._pending[end:]
@@ -82,19 +83,19 @@ class Prefixes:
     """Prompt and reply up to any node that is not dropped: as each model's token ids, or as text."""
 
     def __init__(
-        self, request: ReplyRequest, target: Tokenizer, draft: Tokenizer, on_text: Callable[[str], None]
+        self, request: ReplyRequest, target: Tokenizer, draft: Tokenizer, on_text: Callable[[str], None] | None
     ) -> None:
         self.shared = target.fingerprint == draft.fingerprint  # whether draft and target have one vocabulary
         self._target = target
         self._draft = draft
         tags, prompt_end = request.regions.thinking, target.decode(request.prompt_ids[-PROMPT_TAIL:])
         thinking = ThinkingState(tags, tags is not None and tags.is_opened_by(prompt_end))
-        self.awaits_thinking = request.regions.awaits_thinking(prompt_end)
+        self.awaits_thinking = request.regions.answer_from_target and tags is not None and not thinking.inside
         """Whether the reply begins before its thinking, in text that only the target may write."""
         self.committed = ReplyText(target, request.prompt_ids, request.sampling.stop, on_text, thinking)
         self._max_tokens = request.sampling.max_tokens
         limit = request.thinking_tokens if tags is not None else None
-        self._thinking = ThinkingBudget(limit, thinking) if limit is not None else None  # of an empty reply
+        self._thinking = ThinkingBudget(limit, thinking) if limit is not None else None  # before the reply
         # Prompt and committed tokens in each model's vocabulary; with one vocabulary, the two share them.
         translated = request.prompt_ids if self.shared else request.draft_prompt_ids or request.prompt_ids
         self._prompts = {Source.TARGET: request.prompt_ids, Source.DRAFT: translated}
@@ -103,7 +104,7 @@ class Prefixes:
         self._draft_ids: dict[int, tuple[int, ...]] = {}  # undecided steps in the draft's vocabulary, by job
         # A marker or stop string may begin this many characters before the step that completes it.
         markers = (*request.sampling.stop, *request.regions.action_markers, *((tags.open, tags.close) if tags else ()))
-        self._context = PrefixContext(max(map(len, markers), default=0), thinking=thinking)  # at the front
+        self._context = PrefixContext(max(map(len, markers), default=0), thinking=thinking)  # the front's context
         self._contexts: dict[int, PrefixContext] = {}  # after undecided steps, by job
 
     def ids(self, node: Node, source: Source) -> list[int]:

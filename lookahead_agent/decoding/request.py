@@ -46,12 +46,6 @@ class Regions:
     thinking: ThinkingTags | None = None  # None: the model marks no thinking; no step extends past the closing tag
     answer_from_target: bool = False  # whether step speculation is limited to the thinking
 
-    def awaits_thinking(self, prompt: str) -> bool:
-        """Whether a reply to this prompt begins in text that only the target may write."""
-        if self.thinking is None or not self.answer_from_target:
-            return False
-        return not self.thinking.is_opened_by(prompt)
-
 
 @dataclass(frozen=True)
 class ReplyRequest:
@@ -61,7 +55,7 @@ class ReplyRequest:
     sampling: Sampling  # `max_tokens` is the reply's budget, `stop` its stop strings
     question: str = ""  # the question of the prompt, for verifiers that use it
     regions: Regions = field(default_factory=Regions)
-    draft_prompt_ids: tuple[int, ...] | None = None  # in the draft's vocabulary, if it differs from the target's
+    draft_prompt_ids: tuple[int, ...] | None = None  # the prompt in the draft's vocabulary, if that differs
     # Most tokens between the tags of `regions.thinking`, after which the decoder closes it; None: any number. It is at
     # least 1 if the prompt opens the thinking.
     thinking_tokens: int | None = None
@@ -71,8 +65,8 @@ class ReplyRequest:
 class Reply:
     """A complete reply."""
 
-    text: str  # without stop string and end-of-sequence
-    token_ids: tuple[int, ...]  # with the tokens of a stop string and the end-of-sequence
+    text: str  # the reply without stop string and end-of-sequence
+    token_ids: tuple[int, ...]  # all tokens, those of a stop string and the end-of-sequence included
     finish_reason: str  # "stop", "length", or another reason of the target's engine
     report: ReplyReport
     text_ends: tuple[int, ...] = ()  # length of the text after each token, a stop string included

@@ -12,7 +12,7 @@ from typing import Literal
 from lookahead_agent.decoding import step as steps
 from lookahead_agent.decoding.step import Candidate, Node, Source, StepEnd, comparable, usable
 
-_Phase = Literal["drafting", "writing", "judging"]  # of a round in the synchronous variant
+_Phase = Literal["drafting", "writing", "judging"]  # the phase of a round in the synchronous variant
 
 
 @dataclass
@@ -38,7 +38,7 @@ class LookaheadScheduler:
         self._speculating = self.depth > 0 and not self.awaits_thinking
         self._next_job = 0
         self._phase: _Phase = "drafting"
-        # By job: the node whose next step it writes or verifies, and the candidate (None: the target's step).
+        # Each job has the node whose next step it writes or verifies, and the candidate (None: the target's step).
         self._jobs: dict[int, tuple[Node, Candidate | None]] = {}
         self._late: dict[int, str] = {}  # late jobs, with the reason
 
@@ -53,7 +53,8 @@ class LookaheadScheduler:
         actions: list[steps.Action] = []
         if isinstance(event, steps.Refuted):
             node, _ = self._jobs[event.job]
-            self._reject(node.candidates[event.rank], actions)
+            for refuted in [other for other in node.candidates if other.rank == event.rank]:
+                self._reject(node, refuted, actions)
             return self._advance(actions)
         if isinstance(event, steps.Late):
             self._late[event.job] = event.reason
@@ -64,15 +65,14 @@ class LookaheadScheduler:
                 node.target_job = None
                 node.target = Node(node.position + 1, node, Source.TARGET, step, number)
             case steps.StepWritten(number, step) if candidate is not None and candidate.node is None:
-                candidate.job = None
-                siblings = [other.node.step for other in node.open_candidates if other.node is not None]
+                siblings = [other.node.step for other in node.candidates if other.node is not None]
                 candidate.node = Node(node.position + 1, node, Source.DRAFT, step, number, candidate.rank)
                 # Without a target step to compare, an empty draft step has nothing to judge.
                 empty = self.draft_first and not step.text.strip()
                 # A candidate with the tokens of another one gains nothing.
                 duplicate = any(other is not None and other.token_ids == step.token_ids for other in siblings)
                 if not usable(step) or empty or duplicate:
-                    self._reject(candidate, actions)
+                    self._reject(node, candidate, actions)
             case steps.Judged(_, accepted) if candidate is not None and candidate.node is not None:
                 candidate.verify_job = None
                 candidate.accepted = accepted
@@ -94,7 +94,7 @@ class LookaheadScheduler:
             yield node
             if node.position - self.front.position + 1 >= self.depth or not self._speculating:
                 continue
-            for child in node.expected:
+            for child in _followers(node):
                 if not child.ends_reply and not child.opens_action:
                     order += 1
                     heapq.heappush(heap, (cost + 1 + child.rank, order, child))
@@ -103,8 +103,8 @@ class LookaheadScheduler:
         """Let only the target write from the front on, because of a job of the draft or the verifier."""
         self._speculating, self.speculation_disabled, self.disabled_by = False, reason, job
         self.front.closed = True
-        for candidate in self.front.open_candidates:
-            self._reject(candidate, actions)
+        for candidate in list(self.front.candidates):
+            self._reject(self.front, candidate, actions)
 
     def _advance(self, actions: list[steps.Action]) -> list[steps.Action]:
         self._proceed(actions)
@@ -141,34 +141,34 @@ class LookaheadScheduler:
 
     def _decide(self, node: Node, actions: list[steps.Action]) -> None:
         if node.chosen is None:
-            accepted = next((candidate.node for candidate in node.open_candidates if candidate.accepted), None)
+            accepted = next((candidate.node for candidate in node.candidates if candidate.accepted), None)
             if accepted is not None:
                 self._choose(node, accepted, actions)
             else:
                 self._reject_hopeless(node, actions)
-                if node.target is not None and not node.open_candidates:
+                if node.target is not None and not node.candidates:
                     self._choose(node, node.target, actions)
-        for child in node.expected:
+        for child in _followers(node):
             self._decide(child, actions)
 
     def _reject_hopeless(self, node: Node, actions: list[steps.Action]) -> None:
         target = node.target.step if node.target is not None else None
-        for candidate in node.open_candidates:
+        for candidate in list(node.candidates):
             draft = candidate.node.step if candidate.node is not None else None
             hopeless = target is not None and (draft is None or not comparable(draft, target))
             if hopeless or candidate.accepted is False:
-                self._reject(candidate, actions)
+                self._reject(node, candidate, actions)
 
     def _choose(self, node: Node, chosen: Node, actions: list[steps.Action]) -> None:
         node.chosen = chosen
         self._abort(node.target_job, actions)
         if node.target is not None and node.target is not chosen:
             self._drop(node.target, actions)
-        for candidate in node.candidates:
+        for candidate in list(node.candidates):
             if candidate.node is chosen:
                 self._abort(candidate.verify_job, actions)
-            elif not candidate.rejected:
-                self._reject(candidate, actions)
+            else:
+                self._reject(node, candidate, actions)
         node.target = node.target_job = None
         node.candidates = []
 
@@ -197,7 +197,7 @@ class LookaheadScheduler:
                 break
             if self._speculating:
                 self._start_drafts(node, actions)
-            if not self.draft_first or not node.open_candidates:
+            if not self.draft_first or not node.candidates:
                 self._start_target(node, actions)
             if self._speculating:
                 self._start_verifiers(node, actions)
@@ -211,8 +211,9 @@ class LookaheadScheduler:
             actions.append(steps.StartTarget(node.target_job, node, live=not self._speculating))
 
     def _start_drafts(self, node: Node, actions: list[steps.Action]) -> None:
-        if node.closed or node.candidates:
+        if node.closed:
             return
+        node.closed = True
         for rank in range(self.width):
             candidate = Candidate(rank)
             candidate.job = self._start(node, candidate)
@@ -222,7 +223,7 @@ class LookaheadScheduler:
     def _start_verifiers(self, node: Node, actions: list[steps.Action]) -> None:
         if node.target is None and not self.draft_first:
             return
-        for candidate in node.open_candidates:
+        for candidate in node.candidates:
             if candidate.node is not None and candidate.accepted is None and candidate.verify_job is None:
                 candidate.verify_job = self._start(node, candidate)
                 actions.append(steps.Verify(candidate.verify_job, candidate.node, node.target))
@@ -259,16 +260,13 @@ class LookaheadScheduler:
 
     # Rejections and aborts
 
-    def _reject(self, candidate: Candidate, actions: list[steps.Action]) -> None:
+    def _reject(self, node: Node, candidate: Candidate, actions: list[steps.Action]) -> None:
         """Reject a candidate for good: abort its jobs, and drop its step with everything written after it."""
-        if candidate.rejected:
-            return
-        candidate.rejected = True
+        node.candidates.remove(candidate)
         self._abort(candidate.job, actions)
         self._abort(candidate.verify_job, actions)
         if candidate.node is not None:
             self._drop(candidate.node, actions)
-        candidate.job = candidate.verify_job = None
 
     def _drop(self, node: Node, actions: list[steps.Action]) -> None:
         actions.append(steps.Reject(node.job))
@@ -276,8 +274,8 @@ class LookaheadScheduler:
 
     def _drop_below(self, node: Node, actions: list[steps.Action]) -> None:
         self._abort(node.target_job, actions)
-        for candidate in node.candidates:
-            self._reject(candidate, actions)
+        for candidate in list(node.candidates):
+            self._reject(node, candidate, actions)
         for child in (node.target, node.chosen):
             if child is not None:
                 self._drop(child, actions)
@@ -291,3 +289,10 @@ class LookaheadScheduler:
     def _abort(self, number: int | None, actions: list[steps.Action]) -> None:
         if number is not None and self._jobs.pop(number, None) is not None:
             actions.append(steps.Abort(number))
+
+
+def _followers(node: Node) -> list[Node]:
+    """The nodes that may follow: the chosen one, else the candidates that are written."""
+    if node.chosen is not None:
+        return [node.chosen]
+    return [candidate.node for candidate in node.candidates if candidate.node is not None]

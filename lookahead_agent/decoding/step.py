@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 
 from lookahead_agent.decoding.thinking import ThinkingBudget
 
@@ -27,8 +28,8 @@ class StepEnd(Enum):
 class Step:
     """One reasoning step, with the tokens that end it."""
 
-    token_ids: tuple[int, ...]  # in the vocabulary of the engine that wrote it
-    text: str  # without end-of-sequence and other special tokens
+    token_ids: tuple[int, ...]  # tokens in the vocabulary of the engine that wrote the step
+    text: str  # the step without end-of-sequence and other special tokens
     end: StepEnd
     thinking: ThinkingBudget | None = None  # what is left of the thinking's budget after the step; None: no budget
     # Tokens at the end that close the thinking where its budget is used up: no engine generated them.
@@ -59,19 +60,13 @@ class Source(Enum):
 
 @dataclass(eq=False)
 class Candidate:
-    """A draft step after a node: being written, written, being verified or rejected."""
+    """A draft step after a node: being written, written, or being verified."""
 
     rank: int  # rank among the node's candidates; 0 is the draft's first choice
-    job: int | None = None  # job that is writing it, while it runs
+    job: int = 0  # job that is writing it or has written it
     node: "Node | None" = None  # the prefix that ends with it, once it is written
     verify_job: int | None = None  # job that is verifying it, while it runs
     accepted: bool | None = None  # the verdict; None before it
-    rejected: bool = False  # whether it was dropped, with or without a verdict
-
-    @property
-    def written_by(self) -> int | None:
-        """The job that is writing the step or has written it."""
-        return self.node.job if self.node is not None else self.job
 
 
 @dataclass(eq=False)
@@ -86,28 +81,16 @@ class Node:
     rank: int = 0  # rank of the last step among the draft's candidates; 0 for a target step
     target: "Node | None" = None  # the prefix with the target's next step, once it is written
     target_job: int | None = None  # job that is writing the target's next step, while it runs
-    candidates: list[Candidate] = field(default_factory=list)  # the draft's candidates for the next step
-    closed: bool = False  # whether the draft may not start the next step
+    candidates: list[Candidate] = field(default_factory=list)  # the draft's for the next step that are not rejected
+    closed: bool = False  # whether the draft may not start the next step, or has started it
     chosen: "Node | None" = None  # the prefix with the next step, once the step is decided
 
-    @property
-    def open_candidates(self) -> list[Candidate]:
-        """The candidates that may still be chosen."""
-        return [candidate for candidate in self.candidates if not candidate.rejected]
-
-    @property
-    def expected(self) -> "list[Node]":
-        """The nodes that may follow: the chosen one, else the candidates that are written."""
-        if self.chosen is not None:
-            return [self.chosen]
-        return [candidate.node for candidate in self.open_candidates if candidate.node is not None]
-
-    @property
+    @cached_property
     def ends_reply(self) -> bool:
         """Whether the last step ends the reply."""
         return self.step is not None and self.step.end.ends_reply
 
-    @property
+    @cached_property
     def opens_action(self) -> bool:
         """Whether the last step opens an action region."""
         return self.step is not None and self.step.end is StepEnd.ACTION

@@ -62,16 +62,11 @@ class StepWriter:
     stream: Stream
     segmenter: Segmenter  # collects the step's tokens
     live: bool  # whether each token is committed as soon as it is read
-    started: float  # in seconds since the reply began, like `ended`
+    started: float  # time on the event loop's clock, like `ended`
     ended: float = 0.0
     complete: Step | None = None  # the complete step, in the target's tokens
     refuted: frozenset[int] = frozenset()  # ranks of the draft candidates that this target step has ruled out
     matched_tokens: int = 0  # length of the prefix that is known to equal the draft's step, in tokens
-
-    @property
-    def generated(self) -> int:
-        """The number of tokens that the engine generated for the step."""
-        return len(self.segmenter.token_ids)
 
 
 @dataclass(eq=False)
@@ -91,7 +86,7 @@ class Streams:
         engines = self.engines.items()
         self._close = partial(closing_tokens, self.engines[Source.TARGET].tokenizer)
         self._rules = {source: step_rules(self.request, self.settings, engine.tokenizer) for source, engine in engines}
-        # By job that has just completed its step: the stream, in which the next step may continue.
+        # Each job that has just completed its step has its stream, in which the next step may continue.
         self._continuable: dict[int, Stream] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self.limits = {Source.DRAFT: self.settings.draft_timeout, Source.TARGET: self.settings.target_timeout}
@@ -103,9 +98,10 @@ class Streams:
         self, job: int, node: Node, source: Source, rank: int, *, live: bool, awaits_thinking: bool
     ) -> StepWriter:
         """Start the step after a node, in the previous step's stream if that can continue."""
+        sampling, now = self._sampling(node, source, rank), asyncio.get_running_loop().time()
+        context, thinking = self.prefixes.context(node), self.prefixes.thinking(node, source)
         length = self.prefixes.reply_length(node, source)
         budget = self.request.sampling.max_tokens - length
-        sampling = self._sampling(node, source, rank)
         stream = self._continuable.get(node.job)
         # After tokens that no engine generated, the next step takes a request of its own.
         diverged = node.step is not None and node.step.closing_tokens > 0
@@ -114,14 +110,13 @@ class Streams:
         else:
             stream = self._open(self.prefixes.ids(node, source), source, sampling, max(1, budget), length > 0)
         if source is Source.DRAFT:
-            self.draft_silent_since = asyncio.get_running_loop().time() - self.draft_waited
+            self.draft_silent_since = now - self.draft_waited
         rules = self._rules[source]
         if awaits_thinking and self.request.regions.thinking is not None:
             rules = replace(rules, thinking_marker=self.request.regions.thinking.open)
         close = self._close if source is Source.TARGET else None
-        thinking = self.prefixes.thinking(node, source)
-        segmenter = Segmenter(rules, stream.text, self.prefixes.context(node), budget, thinking, close)
-        self.writers[job] = StepWriter(job, node, stream, segmenter, live, self.clock.now())
+        segmenter = Segmenter(rules, stream.text, context, budget, thinking, close)
+        self.writers[job] = StepWriter(job, node, stream, segmenter, live, now)
         return self.writers[job]
 
     def _open(self, prompt: list[int], source: Source, sampling: Sampling, max_tokens: int, in_reply: bool) -> Stream:
@@ -169,15 +164,16 @@ class Streams:
         limit = self.limits[stream.source]
         if progresses and when is not None and limit is not None and when < now + limit - _PRECISION:
             idle_timeout.reschedule(now + limit)
-        self.progress[stream.source].advance(now)
+        self.progress[stream.source].advanced_at = now
         if stream.source is Source.DRAFT:
             self.draft_silent_since = now
-            self.clock.draft_writes()
+            if self.clock.draft_prompt is None:
+                self.clock.draft_prompt = self.clock.draft.seconds
             return more
         if not progresses:
             return more
         if self.clock.prompt is None:
-            self.clock.prompt = self.clock.now()
+            self.clock.prompt = now - self.clock.began
         self.report.target_forward_passes += more
         self.report.resumptions += stream.resumptions
         self.report.proposed_tokens += stream.proposals[0]
@@ -216,7 +212,7 @@ class Streams:
         # One request may have written several undecided steps.
         streams = {writer.stream for writer in self.writers.values()} | set(self._continuable.values())
         for writer in self.writers.values():
-            writer.stream.counts.aborted += writer.generated
+            writer.stream.counts.aborted += len(writer.segmenter.token_ids)
         for stream in streams:
             stream.counts.aborted += len(stream.unread)
         await asyncio.gather(*(close_request(stream.deltas) for stream in streams))

@@ -27,9 +27,8 @@ class StepPair:
         """Whether both steps have the same text, apart from whitespace around it."""
         return self.draft.text.strip() == self.target.text.strip()
 
-    @property
-    def swapped(self) -> Self:
-        """The pair with the draft step and the target step exchanged."""
+    def swap(self) -> Self:
+        """Return the pair with the draft step and the target step exchanged."""
         return replace(self, draft=self.target, target=self.draft)
 
 
@@ -39,7 +38,7 @@ class DraftStep:
 
     question: str
     before: str
-    draft: Step  # in the target's tokens
+    draft: Step  # the step in the target's tokens
     prefix_ids: tuple[int, ...]  # the target's tokens of prompt and reply up to the step, shape (n,)
     cache_salt: str | None = None
 
@@ -76,7 +75,7 @@ class DraftVerifier(Protocol):
 class PartialStep:
     """The part of a step that is written so far."""
 
-    token_ids: Sequence[int]  # in the target's vocabulary; empty for an incomplete step in another vocabulary
+    token_ids: Sequence[int]  # tokens of the target's vocabulary; empty for an incomplete step in another one
     text: str
     complete: bool  # whether the step has ended
 

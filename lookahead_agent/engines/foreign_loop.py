@@ -29,18 +29,18 @@ class ForeignLoop:
 
         Raises what the coroutine raises, and ForeignCodeError in place of an exception that ends programs or tasks.
         """
-        return self._responding_thread().run(_await(call))
+        return self._find_thread().run(_await(call))
 
     async def arun(self, call: Callable[[], Awaitable[T]]) -> T:
         """The asynchronous `run`, for callers in another event loop; its cancellation cancels the coroutine."""
-        thread = await asyncio.to_thread(self._responding_thread)
+        thread = await asyncio.to_thread(self._find_thread)
         return await asyncio.wrap_future(thread.submit(_await(call)))
 
     def retire(self) -> None:
         """End the loop's thread once its coroutines have ended."""
         self._thread.retire()
 
-    def _responding_thread(self) -> LoopThread:
+    def _find_thread(self) -> LoopThread:
         # Another call may have replaced the thread meanwhile, and block the new one.
         while (thread := self._thread).is_current or not thread.responds(_SECONDS_TO_RESPOND):
             with self._lock:

@@ -130,7 +130,7 @@ class OpenAIEngine:
             if prompt_tokens is not None and prompt_tokens not in (len(ids), len(ids) + 1):
                 # The server counts other tokens than the local tokenizer: it would misread the ids.
                 self._accepts_ids = False
-            self.tokenizer = self._local_tokenizer.exchanging_text()
+            self.tokenizer = self._local_tokenizer.copy_for_text_exchange()
         # The server may prepend a beginning-of-sequence token.
         elif (server_ids[1:] if len(server_ids) == len(ids) + 1 else server_ids) != ids:
             raise ConfigurationError(

@@ -59,7 +59,7 @@ class SharedDraftProposer:
             room = self._context_length - length - 1
             written = token_ids_cpu[index, :length]
             proposal = propose(written, _lines_of_reply(written, lines), min(limit, room)) if room > 0 else []
-            # A concurrent write may leave numbers in the buffer that are no token ids; vLLM would use them as such.
+            # A concurrent write may leave numbers in the buffer that are not token ids; vLLM would use them as such.
             proposals[index] = proposal if all(0 <= token < self._vocabulary_size for token in proposal) else []
         self._proposed = [len(proposal) for proposal in proposals]
         return proposals

@@ -222,7 +222,7 @@ class HFTokenizer:
                 f"{folder} has no usable tokenizer: its replacements make a text {growth} times longer"
             )
 
-    def exchanging_text(self) -> Self:
+    def copy_for_text_exchange(self) -> Self:
         """The same tokenizer for a server that returns text only; its fingerprint prevents an exchange of token ids."""
         copied = copy.copy(self)
         copied.fingerprint = f"text-{uuid.uuid4().hex}"

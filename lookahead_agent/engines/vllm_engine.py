@@ -118,7 +118,7 @@ class VLLMEngine:
         return len(self._running)
 
     @property
-    def described(self) -> dict[str, Any]:
+    def description(self) -> dict[str, Any]:
         """The engine's cores and arguments, including the model's name, for records of measurements."""
         arguments = vllm_config.engine_arguments(self._config)
         return {"cores": self._config.cores, "arguments": vllm_config.without_folders(arguments)}

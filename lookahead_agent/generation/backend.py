@@ -37,7 +37,7 @@ class GenerateRequest:
     """Texts after which only the target writes, as after the opening of a tool call."""
     tool_parser: str | None = None
     target_timeout: float | None = None  # seconds without a token after which the target has failed; None: never
-    stall_timeout: float | None = 120.0  # the same while its engine gives no token to anybody; None: never
+    stall_timeout: float | None = 120.0  # seconds without a token to anybody, likewise; None: never
     audit_rate: float = 0.0
 
 
@@ -70,6 +70,8 @@ GenerateEvent = TextDelta | StepEvent | ChatReply
 """The text and the steps of a reply while they are generated, then the finished reply."""
 
 
+LIVE_EVENTS: tuple[type[GenerateEvent], ...] = (TextDelta, StepEvent)
+"""The events of a reply while it is generated."""
 _KINDS: dict[str, type[GenerateEvent]] = {"text": TextDelta, "step": StepEvent, "reply": ChatReply}
 
 

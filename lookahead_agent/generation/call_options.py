@@ -180,7 +180,7 @@ class CallOptions(SamplingArguments):
         return self._form
 
     @property
-    def structured(self) -> dict[str, Any] | None:
+    def constraint(self) -> dict[str, Any] | None:
         """The constraint for `Sampling.structured`: a call if there are tools, else the form; None: free text."""
         return self._structured
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from lookahead_agent.decoding import DecodingSettings, Reply, ReplyReport, ReplyRequest, StepEvent, lookahead
-from lookahead_agent.decoding.request import PROMPT_TAIL, Regions
+from lookahead_agent.decoding import DecodingSettings, Reply, ReplyReport, ReplyRequest, lookahead
+from lookahead_agent.decoding.request import PROMPT_TAIL, OnStep, Regions
 from lookahead_agent.decoding.thinking import ThinkingState, closing_tokens
 from lookahead_agent.engines.affinity import AFFINITY, Affinity
 from lookahead_agent.engines.chat_template import ThinkingTags
@@ -30,12 +30,12 @@ _REPORT_FIELDS = (
     *("target_forward_passes", "proposed_tokens", "accepted_tokens", "resumptions"),
 )
 
-Emit = Callable[[TextDelta | StepEvent], None]
+Emit = Callable[[TextDelta], None]
 Generated = tuple[ReadReply, list[Reply]]
 """The parsed reply, and the decoder's reply for each of its parts."""
 
 
-def _ignore(_: object) -> None:
+def ignore(_: object) -> None:
     """Discard text that is emitted when it is complete, or never."""
 
 
@@ -47,7 +47,8 @@ class ReplyGenerator:
     engines: EngineSet
     thinking: ThinkingTags | None
     parser: ToolParser
-    emit: Emit = _ignore
+    emit: Emit = ignore
+    on_step: OnStep | None = None
 
     def __post_init__(self) -> None:
         request, engines = self.request, self.engines
@@ -55,8 +56,8 @@ class ReplyGenerator:
         self.request = request if policy is request.policy else replace(request, policy=policy)
         self.thinking = self.thinking if request.messages is not None else None
         silence = engines.silence(policy)
-        self._verifier = engines.verifier(policy) if silence is None else None
         self._missing = silence or engines.explain_missing(policy)  # why there is no verifier
+        self._verifier = engines.verifier(policy) if self._missing is None else None
         if certificate is not None and self._verifier is not None:
             self._verifier = engines.drift_monitor.wrap(self._verifier, certificate, request.audit_rate)
         self._group = f"{request.node}|{policy.name}"  # replies of comparable speed: one node under one policy
@@ -165,7 +166,7 @@ class ReplyGenerator:
         # Without known markers, any text may be a call: only the target writes after the thinking.
         speculate = markers is not None or self.thinking is not None
         reader = self._reader(prompt, with_calls=True)
-        decoded = await self._decode(prompt, sampling, regions, reader.push, speculate=speculate)
+        decoded = await self._decode_into(reader, prompt, sampling, regions, speculate=speculate)
         # In a thread: vLLM's parsers start slowly.
         read = await asyncio.to_thread(reader.finish, decoded.truncated)
         if self.request.parallel_tool_calls is False:
@@ -188,8 +189,24 @@ class ReplyGenerator:
     def _prompt_tail(self, prompt: list[int]) -> str:
         return self.engines.target.tokenizer.decode(prompt[-PROMPT_TAIL:])
 
+    async def _decode_into(
+        self, reader: ReplyReader, prompt: list[int], sampling: Sampling, regions: Regions, *, speculate: bool
+    ) -> Reply:
+        """Run the decoder and pass its text to a reader, piece by piece only if text is emitted."""
+        emits = self.emit is not ignore
+        decoded = await self._decode(prompt, sampling, regions, reader.push if emits else None, speculate=speculate)
+        if not emits:
+            reader.push(decoded.text)
+        return decoded
+
     async def _decode(
-        self, prompt: list[int], sampling: Sampling, regions: Regions, on_text: Callable[[str], None], speculate: bool
+        self,
+        prompt: list[int],
+        sampling: Sampling,
+        regions: Regions,
+        on_text: Callable[[str], None] | None,
+        *,
+        speculate: bool,
     ) -> Reply:
         """Run the decoder for a reply or a part of one."""
         request, engines = self.request, self.engines
@@ -210,7 +227,7 @@ class ReplyGenerator:
         decoder_request = ReplyRequest(
             tuple(prompt), sampling, request.question, regions, draft_prompt, request.thinking_tokens
         )
-        reply = await lookahead(decoder_request, engines.target, draft, verifier, settings, on_text, self.emit)
+        reply = await lookahead(decoder_request, engines.target, draft, verifier, settings, on_text, self.on_step)
         reply.report.speculation_disabled = reply.report.speculation_disabled or draft_problem
         if (part := reply.report.silent) is not None:
             engines.remember_silence(part, request.policy, reply.report.speculation_disabled or "")
@@ -274,13 +291,13 @@ class ConstrainedGenerator(ReplyGenerator):
         if tags is not None and thinks:
             reader = self._reader(opened, with_calls=False)
             free = replace(sampling, structured=None, stop=(tags.close,))
-            thought = await self._decode(opened, free, Regions(thinking=tags), reader.push, speculate=True)
+            thought = await self._decode_into(reader, opened, free, Regions(thinking=tags), speculate=True)
             read = reader.finish(thought.truncated)
             for piece in read.pieces:
                 self.emit(piece)
             remaining = sampling.max_tokens - len(thought.token_ids)
             if remaining < 1 or not tags.is_closed_by(target.tokenizer.decode(thought.token_ids)):
-                # Also if the model ended the reply within its thinking.
+                # The model may have ended the reply within its thinking.
                 return read, [replace(thought, finish_reason="length")]
             parts.append(thought)
             prompt = [*opened, *thought.token_ids]
@@ -290,7 +307,7 @@ class ConstrainedGenerator(ReplyGenerator):
             if not calls:
                 sampling = replace(sampling, structured=self.request.form)
         # Text that may be a call is emitted when it is complete.
-        show = _ignore if self.request.tools else self._emit_answer
+        show = None if self.request.tools else self._emit_answer
         decoded = await self._decode(prompt, sampling, Regions(), show, speculate=False)
         if self.request.tools:
             read.parsed = await asyncio.to_thread(self._parse_constrained, decoded, calls)
@@ -312,7 +329,7 @@ class ConstrainedGenerator(ReplyGenerator):
         Under a grammar of both, a model that does not know the form would begin the same call again and again.
         """
         free = replace(sampling, structured=None, max_tokens=min(_PROBE_TOKENS, sampling.max_tokens))
-        probe = await self._decode(prompt, free, Regions(), _ignore, speculate=False)
+        probe = await self._decode(prompt, free, Regions(), None, speculate=False)
         probe.report.not_part_of_reply()
         parts.append(replace(probe, token_ids=()))
         return (await asyncio.to_thread(self._parse_own_format, probe)).count > 0
@@ -330,9 +347,7 @@ class ConstrainedGenerator(ReplyGenerator):
 
     def _parse_own_format(self, decoded: Reply) -> ParsedReply:
         """Parse a reply without thinking in the model's own tool format."""
-        reader = ReplyReader(
-            None, inside=False, after=False, parser=self.parser, tools=self.request.tools, emit=_ignore
-        )
+        reader = ReplyReader(None, inside=False, after=False, parser=self.parser, tools=self.request.tools, emit=ignore)
         reader.push(decoded.text)
         return reader.finish(decoded.truncated).parsed
 

@@ -3,15 +3,16 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
+from lookahead_agent.decoding import StepEvent
 from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.errors import ConfigurationError, LookaheadError
-from lookahead_agent.generation.backend import GenerateEvent, GenerateRequest
-from lookahead_agent.generation.generator import ConstrainedGenerator, ReplyGenerator
+from lookahead_agent.generation.backend import LIVE_EVENTS, GenerateEvent, GenerateRequest, TextDelta
+from lookahead_agent.generation.generator import ConstrainedGenerator, ReplyGenerator, ignore
 from lookahead_agent.generation.json_tool_parsers import ToolParser
 from lookahead_agent.generation.tool_parsers import choose_tool_parser
 from lookahead_agent.models.catalogue import ModelSet
@@ -41,19 +42,25 @@ class LocalBackend:
         """Yield the events of `emit_reply` in the background loop; closing the generator aborts the reply."""
         return background.event_stream(partial(self.emit_reply, request))
 
-    async def emit_reply(self, request: GenerateRequest, emit: Callable[[GenerateEvent], None]) -> None:
+    async def emit_reply(
+        self,
+        request: GenerateRequest,
+        emit: Callable[[GenerateEvent], None],
+        kinds: Collection[type[GenerateEvent]] = LIVE_EVENTS,
+    ) -> None:
         """Generate a reply in the background loop, and pass its events to `emit`; the last one is the `ChatReply`.
 
+        The events before it are of these `kinds`: each event takes time.
         Raises ContextLengthError, ConfigurationError if the engine does not support the request, or EngineError.
         """
         if request.thinking_tokens is not None:
             await asyncio.to_thread(self._check_thinks)  # before engines start
         async with self.engines(request.policy) as engines:
             thinking = self.thinking(engines)
-            # In a thread: it may read files or import modules, which would delay every other reply.
-            parser = await asyncio.to_thread(self._prepare, request, engines)
+            parser = await self._tool_parser(request, engines)
             generator = ReplyGenerator if request.sampling.structured is None else ConstrainedGenerator
-            reply = await generator(request, engines, thinking, parser, emit).reply()
+            on_text, on_step = emit if TextDelta in kinds else ignore, emit if StepEvent in kinds else None
+            reply = await generator(request, engines, thinking, parser, on_text, on_step).reply()
         if self._prefill_queue:
             background.submit(self._drain_prefill_queue())  # the reply does not wait for it
         emit(reply)
@@ -67,17 +74,19 @@ class LocalBackend:
         while self._prefill_queue and (engines := self.running) is not None:
             request = self._prefill_queue.popleft()
             try:
-                parser = await asyncio.to_thread(self._prepare, request, engines)
+                parser = await self._tool_parser(request, engines)
                 await ReplyGenerator(request, engines, self.thinking(engines), parser).warm()
             except LookaheadError as error:
                 logger.debug("a prompt is not read ahead: %s", error)
 
-    def _prepare(self, request: GenerateRequest, engines: EngineSet) -> ToolParser:
-        """Look up the policy's certificate, which the engines cache, and return the parser of tool calls."""
-        engines.resolve_certificate(request.policy)
+    async def _tool_parser(self, request: GenerateRequest, engines: EngineSet) -> ToolParser:
+        """Return the parser of tool calls, and have the engines cache the policy's certificate."""
+        # In threads: both may read files or import modules, which would delay every other reply.
+        if request.policy.risk is not None:
+            await asyncio.to_thread(engines.resolve_certificate, request.policy)
         parsers, name = self._tool_parsers, request.tool_parser
         if name not in parsers:
-            parsers[name] = choose_tool_parser(name, engines.target.tokenizer)
+            parsers[name] = await asyncio.to_thread(choose_tool_parser, name, engines.target.tokenizer)
         return parsers[name]
 
     @asynccontextmanager

@@ -21,10 +21,10 @@ class ScannedText:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self._places: dict[str, tuple[int, int]] = {}  # by text: a position, and the text's first place from there on
-        self._matches: dict[re.Pattern[str], tuple[int, re.Match[str] | None]] = {}  # the same by pattern
+        self._places: dict[str, tuple[int, int]] = {}  # a position and the text's first place from there, by text
+        self._matches: dict[re.Pattern[str], tuple[int, re.Match[str] | None]] = {}  # likewise, by pattern
         self._line = (0, 0)  # a position, and the beginning of its line
-        self._broken_values: dict[int, tuple[str, int, bool]] = {}  # by beginning: message, position, `unfinished`
+        self._broken_values: dict[int, tuple[str, int, bool]] = {}  # message, position and `unfinished`, by beginning
 
     def find(self, part: str, at: int) -> int:
         """Return the first place of a text from a position on; the length of the whole if there is none."""

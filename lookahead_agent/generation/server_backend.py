@@ -9,7 +9,7 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from lookahead_agent import errors
 from lookahead_agent.engines.servers import events
 from lookahead_agent.errors import ConfigurationError, EngineError, LookaheadError
 from lookahead_agent.generation.backend import (
+    LIVE_EVENTS,
     ChatReply,
     GenerateEvent,
     GenerateRequest,
@@ -99,7 +100,7 @@ def _client(timeout: float | None, transport: httpx.AsyncBaseTransport | None = 
     return httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=timeout, trust_env=False)
 
 
-def _listening_process() -> int | None:
+def _find_listener() -> int | None:
     """Return the id of this user's process that listens on the socket, 0 if the system hides it; None if none does."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_CONNECT_TIMEOUT)
@@ -125,7 +126,7 @@ async def server_status(seconds: float = _TIMEOUT) -> ServerStatus | None:
                 pid, content = await _get_status(client)
         status = ServerStatus.model_validate_json(content)
     except (httpx.TimeoutException, TimeoutError):
-        raise _silent(await asyncio.to_thread(_listening_process), seconds) from None
+        raise _silent(await asyncio.to_thread(_find_listener), seconds) from None
     except httpx.TransportError as error:
         logger.info("nobody answers at %s: %s", socket_path(), error)
         return None
@@ -186,7 +187,12 @@ class ServerBackend:
         self._transport = transport
         self._headers = {ENGINES_HEADER: status.engines, "Content-Type": "application/json"}
 
-    async def emit_reply(self, request: GenerateRequest, emit: Callable[[GenerateEvent], None]) -> None:
+    async def emit_reply(
+        self,
+        request: GenerateRequest,
+        emit: Callable[[GenerateEvent], None],
+        kinds: Collection[type[GenerateEvent]] = LIVE_EVENTS,
+    ) -> None:
         """Generate a reply; see `LocalBackend.emit_reply`. It raises the same errors as engines of this process."""
         content, finished = json.dumps({"stream": True, "lookahead": request_to_json(request)}), False
         try:
@@ -199,7 +205,8 @@ class ServerBackend:
                 async for data in events(response.aiter_bytes()):
                     for event in _parse_chunk(data) if data != "[DONE]" else ():
                         finished = isinstance(event, ChatReply)
-                        emit(event)
+                        if finished or type(event) in kinds:
+                            emit(event)
         except httpx.TimeoutException as error:
             raise _silent(self.status.pid, _QUIET_TIMEOUT) from error
         except httpx.HTTPError as error:

@@ -65,7 +65,7 @@ def create_once(
         return folder.is_dir() and check(folder) is None
 
     root = folder.parent
-    with _writing_to_cache(root):
+    with _convert_disk_errors(root):
         if is_complete():
             return folder
         root.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ def _bytes_of_unfinished(folder: Path) -> int:
 
 
 @contextmanager
-def _writing_to_cache(root: Path) -> Iterator[None]:
+def _convert_disk_errors(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

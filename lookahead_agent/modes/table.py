@@ -24,6 +24,19 @@ DraftTokens = Sequence[tuple[int, int, int]]
 
 Mode = Literal["off", "sd", "lr", "lr+sd"]
 """Of a reply: the target alone, with draft tokens, with draft steps, or with both."""
+EngineMode = Literal["off", "sd", "shared_draft", "lr", "lr+sd", "lr+shared_draft"]
+"""A mode and the engines that write in it, for predictions and measurements: "sd" takes draft tokens from a draft model
+in the target's engine, "shared_draft" from a shared draft."""
+METHODS: Mapping[EngineMode, SpeculationMethod] = {
+    "off": "none",
+    "sd": "draft_model",
+    "lr": "none",
+    "lr+sd": "draft_model",
+    "shared_draft": "shared_draft",
+    "lr+shared_draft": "shared_draft",
+}
+"""The token speculation of each mode's engines."""
+LOOKAHEAD: tuple[EngineMode, ...] = ("lr", "lr+sd", "lr+shared_draft")  # modes with step speculation
 
 PRIOR: Mapping[Mode, float] = {"sd": 1.0, "lr+sd": 1.1, "lr": 1.3, "off": 1.4}
 """Assumed seconds per token of an untried mode, relative to those of "sd"."""
@@ -42,7 +55,7 @@ _HANDICAPS = {"none": 1.0, "draft_model": 1 + MARGIN, "shared_draft": (1 + MARGI
 MAX_DRAFT_SIZE = 0.5  # share of the target's size from which a draft model's tokens cost more than they gain
 _DOT_PRODUCTS = ("avx512_vnni", "avx_vnni", "amx_int8", "i8mm")  # instructions that add four products of int8
 
-# By minimal acceptance rate: for a draft in the target's precision, and an int8 draft of a bf16 or fp32 target.
+# Draft tokens by the minimal acceptance rate. An int8 draft of a bf16 or fp32 target has a table of its own.
 _DRAFT_TOKENS: Mapping[float, DraftTokens] = {
     0.92: ((1, 1, 3), (2, 3, 2), (4, 6, 1), (7, 32, 0)),
     0.78: ((1, 1, 2), (2, 5, 1), (6, 32, 0)),

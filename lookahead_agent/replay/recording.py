@@ -123,7 +123,7 @@ class Recording(_Part):
             pair = {"draft": verdict.draft, "target": verdict.target}
             for model, index in pair.items():
                 if not 0 <= index < len(self.steps) or self.steps[index].model != model:
-                    raise ValueError(f"a verdict names step {index}, which is no step of the {model}")
+                    raise ValueError(f"a verdict names step {index}, which is not a step of the {model}")
         return self
 
     def _check_place(self, place: Place | None, where: str, runs: int) -> None:
@@ -225,12 +225,12 @@ def parse_recordings(file: Path, rows: Sequence[dict[str, Any]]) -> list[Recordi
     for number, row in enumerate(rows, 1):
         if row.get("version") != VERSION:
             raise ConfigurationError(
-                f"{file}, row {number} is no recording of version {VERSION}: its version is {row.get('version')!r}"
+                f"{file}, row {number} is not a recording of version {VERSION}: its version is {row.get('version')!r}"
             )
         try:
             recording = Recording.model_validate(row)
         except ValidationError as error:
-            raise ConfigurationError(f"{file}, row {number} is no recording: {validation_message(error)}") from error
+            raise ConfigurationError(f"{file}, row {number} is not a recording: {validation_message(error)}") from error
         if recording.name in recordings:
             raise ConfigurationError(f"{file}, row {number}: there is another recording with the name {recording.name}")
         if recordings and recording.tokenizer != next(iter(recordings.values())).tokenizer:

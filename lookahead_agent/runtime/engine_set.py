@@ -22,7 +22,7 @@ from lookahead_agent.system.passes import acceptance_rate_of
 from lookahead_agent.verifiers.embedding import Embedder, EmbeddingVerifier
 from lookahead_agent.verifiers.judge import EngineJudge, JudgeModel, JudgeVerifier
 from lookahead_agent.verifiers.model_free import ExactVerifier, RandomVerifier
-from lookahead_agent.verifiers.prefilter import PrefilterVerifier
+from lookahead_agent.verifiers.results import PrefilterVerifier
 from lookahead_agent.verifiers.scores import LikelihoodVerifier, ScoreVerifier
 
 logger = logging.getLogger(__name__)
@@ -105,6 +105,8 @@ class EngineSet:
 
     def silence(self, policy: VerifierPolicy) -> str | None:
         """Why the draft or the policy's verifier is left out of replies for now; None if neither is."""
+        if not self._silences:
+            return None
         for part in ("draft", "verifier"):
             until, reason = self._silences.get(self._silence_key(part, policy), (0.0, ""))
             if self.clock() < until:
@@ -119,12 +121,14 @@ class EngineSet:
 
     def explain_missing(self, policy: VerifierPolicy) -> str | None:
         """Why the policy has no verifier on these engines, by the model that is missing; None if none is."""
+        if not policy.speculates:
+            return None
         for role, absent in (
             ("draft", self.draft is None),
-            ("judge", policy.asks_judge and self.judge is None),
-            ("embedding", policy.embeds and self.embedder is None),
+            ("judge", self.judge is None and policy.asks_judge),
+            ("embedding", self.embedder is None and policy.embeds),
         ):
-            if policy.speculates and absent:
+            if absent:
                 problem = self.problems.get(role)
                 return _ABSENT[role] if problem is None else f"{_ABSENT[role]} ({problem})"
         return None
@@ -203,7 +207,7 @@ class EngineSet:
         read = prompt.total - prompt.cached if prompt.cached is not None else 0
         if prompt.cached is not None and tokens:
             self.modes.learn_tokens(node, read, tokens)
-        if start is None or not self._kept_load(start):
+        if start is None or not self._has_kept_load(start):
             return
         if tokens >= _MIN_TOKENS:
             found["writing"] = report.pace(tokens)
@@ -226,7 +230,7 @@ class EngineSet:
         if self.modes.record is not None:
             await asyncio.to_thread(self.modes.keep, measured)
 
-    def _kept_load(self, start: MeasurementStart) -> bool:
+    def _has_kept_load(self, start: MeasurementStart) -> bool:
         """Whether a reply ran alone from beginning to end, or beside a few others at both."""
         if start.beside == 0:
             return self.replies == start.number and self.target.in_flight == 0

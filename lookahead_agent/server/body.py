@@ -117,7 +117,7 @@ def _parse_json(data: bytes, max_values: int) -> Any:
     except UnicodeDecodeError as error:
         raise RefusedError(400, f"the body is not in UTF-8: byte {error.start} is wrong") from None
     except ValueError as error:
-        raise RefusedError(400, f"the body is no JSON: {error}") from None
+        raise RefusedError(400, f"the body is not JSON: {error}") from None
     values = 0
     for level, inner in enumerate(levels([document])):
         values += len(inner)

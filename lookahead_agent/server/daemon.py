@@ -81,7 +81,7 @@ def _reason(error: OSError) -> str:
 
 
 def _open_private(name: str, flags: int) -> TextIO:
-    """Open a file of the runtime directory for this user only; raises ConfigurationError if it is no regular file."""
+    """Open a regular file of the runtime directory for this user only; raises ConfigurationError for another file."""
     path = runtime_dir() / name
     try:
         # O_NONBLOCK: a pipe's other end is not waited for.
@@ -113,16 +113,16 @@ def start_lock() -> Iterator[TextIO]:
         yield lock
 
 
-def starting_pid() -> int | None:
+def find_starting_pid() -> int | None:
     """Return the id of the daemon that is loading its engines, or None if none is."""
     if not is_private(socket_path()):  # a daemon binds its socket before it loads
         return None
     with suppress(OSError, ValueError, OverflowError, psutil.Error, ConfigurationError):
-        return _starting_pid()
+        return _read_starting_pid()
     return None
 
 
-def _starting_pid() -> int | None:
+def _read_starting_pid() -> int | None:
     with _open_private("lock", os.O_RDONLY) as lock:
         process = psutil.Process(int(lock.read(_MAX_DIGITS)))
         # A container that shares the folder may have another process of this id.

@@ -33,7 +33,7 @@ class RefusedError(Exception):
     message: str  # the reason
     param: str | None = None  # the field at fault
     code: str | None = None  # machine-readable error code
-    headers: dict[str, str] | None = None  # of the response, such as Retry-After
+    headers: dict[str, str] | None = None  # headers of the response, such as Retry-After
 
     def __str__(self) -> str:
         return self.message

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from lookahead_agent.errors import EngineError
 
-_QUIET_SECONDS = 120.0  # without an event, of a reply without a timeout of its own
+_QUIET_SECONDS = 120.0  # silence of a reply without a timeout of its own
 _RETRY_SECONDS = 60.0  # after a stall, until the server counts as healthy again, so that it gets requests
 
 
@@ -16,7 +16,7 @@ class StallMonitor:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._stalled_at: float | None = None
-        self._last_events: dict[object, float] = {}  # of the running replies without a timeout of their own
+        self._last_events: dict[object, float] = {}  # latest events of running replies without a timeout of their own
 
     @contextmanager
     def watch(self, timeout: float | None) -> Iterator[Callable[[], None]]:

@@ -124,7 +124,7 @@ class ReplyWriter:
         self._models = RunningModels(llm)
         self._stalls = StallMonitor()
         self._has_ended = False
-        self._timeouts: set[asyncio.Timeout] = set()  # of the replies that run or wait
+        self._timeouts: set[asyncio.Timeout] = set()  # timeouts of the replies that run or wait
         known = [as_policy(policy) for policy in (*POLICIES.values(), *llm.policies.values(), llm.policy)]
         self._policies = {policy.name: policy for policy in known}
         self.metrics = Metrics(frozenset(llm.policies), frozenset(self._policies))

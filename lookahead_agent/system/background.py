@@ -183,7 +183,7 @@ Producer = Callable[[Callable[[T], None]], Coroutine[Any, Any, None]]
 async def event_stream(produce: Producer[T]) -> AsyncGenerator[T, None]:
     """Run `produce(emit)` in this loop, and yield the emitted items; closing the generator cancels it."""
     items: asyncio.Queue[T | _StreamEnd] = asyncio.Queue()
-    async with _running_tasks([produce(items.put_nowait)]) as (task,):
+    async with _run_tasks([produce(items.put_nowait)]) as (task,):
         task.add_done_callback(lambda _: items.put_nowait(_StreamEnd()))
         while not isinstance(item := await items.get(), _StreamEnd):
             yield item
@@ -261,19 +261,19 @@ async def in_daemon_thread(function: Callable[[], T]) -> T:
 
 async def gather_or_cancel(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Run coroutines concurrently and return their results in order; if one fails, cancel the others."""
-    async with _running_tasks(coroutines) as tasks:
+    async with _run_tasks(coroutines) as tasks:
         return list(await asyncio.gather(*tasks))
 
 
 async def as_completed(coroutines: Iterable[Coroutine[Any, Any, T]]) -> AsyncGenerator[T, None]:
     """Yield the results of coroutines in order of completion; if one fails, cancel the others."""
-    async with _running_tasks(coroutines) as tasks:
+    async with _run_tasks(coroutines) as tasks:
         for future in asyncio.as_completed(tasks):
             yield await future
 
 
 @asynccontextmanager
-async def _running_tasks(coroutines: Iterable[Coroutine[Any, Any, T]]) -> AsyncIterator[list[asyncio.Task[T]]]:
+async def _run_tasks(coroutines: Iterable[Coroutine[Any, Any, T]]) -> AsyncIterator[list[asyncio.Task[T]]]:
     """Run coroutines as tasks within the context; cancel the unfinished ones at its end."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:

@@ -34,7 +34,7 @@ class SimulatedReply:
 
     steps: int  # committed steps
     accepted: int  # committed steps of the draft
-    seconds: float  # in the unit of the durations
+    seconds: float  # duration in the unit of `Durations`
     alone: float  # mean time of the target alone for as many steps
 
     @property

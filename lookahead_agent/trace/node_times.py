@@ -9,7 +9,7 @@ Table = tuple[list[str], list[list[str]]]  # Headings and rows
 BEFORE, BETWEEN = "(before)", "(between)"
 """Pseudo-nodes for the time without a reply or a tool run: before the first of them, and later."""
 
-_LOOKUP_COST = 1.1  # Of a forward pass that verifies looked-up draft tokens; one of a single token costs 1
+_LOOKUP_COST = 1.1  # cost of a forward pass that verifies looked-up draft tokens; one of a single token costs 1
 _DRAFTED_PASSES, _SHARED_DRAFT_COST = 0.39, 1.4
 """Forward passes per token with two draft tokens at acceptance rate 0.85; the cost of one beside a draft on a CPU."""
 

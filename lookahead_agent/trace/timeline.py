@@ -22,7 +22,7 @@ _FIGURES = (
 )
 """Fields of a reply's row that the page shows."""
 
-LANES = ("draft", "target", "verifier")  # In the order in which the page shows them
+LANES = ("draft", "target", "verifier")  # lanes in the order of the page
 
 
 @dataclass

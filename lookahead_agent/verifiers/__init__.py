@@ -17,6 +17,6 @@ from lookahead_agent.verifiers.judge import JudgeVerifier as JudgeVerifier
 from lookahead_agent.verifiers.judge import RemoteJudge as RemoteJudge
 from lookahead_agent.verifiers.model_free import ExactVerifier as ExactVerifier
 from lookahead_agent.verifiers.model_free import RandomVerifier as RandomVerifier
-from lookahead_agent.verifiers.prefilter import PrefilterVerifier as PrefilterVerifier
+from lookahead_agent.verifiers.results import PrefilterVerifier as PrefilterVerifier
 from lookahead_agent.verifiers.scores import LikelihoodVerifier as LikelihoodVerifier
 from lookahead_agent.verifiers.scores import ScoreVerifier as ScoreVerifier

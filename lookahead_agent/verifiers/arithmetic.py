@@ -1,4 +1,4 @@
-"""Exact checks of the arithmetic that a step writes out: "9 * 2 = 19" is false in any context."""
+"""The arithmetic that a step writes out, in plain notation, and exact checks: "9 * 2 = 19" is false in any context."""
 
 import ast
 import operator
@@ -7,11 +7,15 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from itertools import pairwise
 
-from lookahead_agent.verifiers.results import plain_arithmetic
-
+_ENUMERATOR = re.compile(r"^[ \t>*#-]*(?:step\s+)?\d+[.):](?=\s|\*)", re.IGNORECASE | re.MULTILINE)
+_BULLET = re.compile(r"^[ \t]*[-*+•][ \t]+", re.MULTILINE)
+# "\frac{1}{12}", and "\frac1{12}" or "\frac12", where one digit needs no braces.
+_LATEX_FRACTION = re.compile(r"\\[dt]?frac" + 2 * r"\s*(?:\{\s*(-?[\d.,]+)\s*\}|(\d))")
+_LATEX_NOISE = re.compile(r"\\[,;:! ]|\\left|\\right|\{,\}")
+_OPERATORS = {r"\\times|\\cdot|[×·∗]|(?<=\d)\s*x\s*(?=\d)": "*", r"\\div|÷": "/", "[−–]": "-"}
+_COMPOSED_FRACTION = re.compile(r"\\[dt]?frac" + 2 * r"\s*\{([^{}]*)\}")
 _RUN = re.compile(r"[-+*/=≈().\d\s%^]*[=≈][-+*/=≈().\d\s%^]*")
-_WORD_BEFORE = re.compile(r"([A-Za-z]+)\s*$")
-_WORD_AFTER = re.compile(r"\s*([A-Za-z]+)")
+_WORD_BEFORE, _WORD_AFTER = re.compile(r"[A-Za-z]+$"), re.compile(r"[A-Za-z]+")
 # Next to one of these, arithmetic is part of a longer expression, and the rest of it is in words.
 _OPERATOR_WORDS = frozenset(
     {
@@ -26,6 +30,24 @@ _OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] 
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
 }
+
+
+def normalize(text: str) -> str:
+    """The text without list bullets and enumerators, and with LaTeX numbers in plain notation."""
+    text = _ENUMERATOR.sub("", _BULLET.sub("", text))
+    text = _LATEX_NOISE.sub(lambda match: "," if match.group() == "{,}" else "", text)
+    text = _LATEX_FRACTION.sub(lambda match: f" {match[1] or match[2]} / {match[3] or match[4]} ", text)
+    return text.replace("\\$", "$")
+
+
+def plain_arithmetic(text: str) -> str:
+    """The text with its arithmetic in plain notation: no LaTeX, currencies, or thousands separators."""
+    text = normalize(text)
+    for pattern, plain_operator in _OPERATORS.items():
+        text = re.sub(pattern, plain_operator, text)
+    while (plain := _COMPOSED_FRACTION.sub(r"((\1) / (\2))", text)) != text:  # from the innermost outwards
+        text = plain
+    return re.sub(r"(?<=\d),(?=\d{3})|\\(?=[()\[\]])|[$€£{}\[\]\\]", "", text)
 
 
 def false_equations(text: str) -> list[str]:
@@ -66,9 +88,7 @@ def _in_words(adjacent: re.Match[str] | None, edge: str) -> bool:
     """Whether the word next to some arithmetic, whose adjacent character is `edge`, belongs to the expression."""
     if adjacent is None:
         return False
-    word = adjacent[1]
-    touches = adjacent[0] == word and not edge.isspace()
-    return touches or len(word) == 1 or word.lower() in _OPERATOR_WORDS
+    return not edge.isspace() or len(adjacent[0]) == 1 or adjacent[0].lower() in _OPERATOR_WORDS
 
 
 def _has_operator(side: str) -> bool:

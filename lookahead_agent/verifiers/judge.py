@@ -59,7 +59,7 @@ class JudgeVerifier:
         try:
             aligned, calls = await self.p_aligned(pair), 1
             if self.both_orders and aligned >= self.threshold:
-                aligned, calls = min(aligned, await self.p_aligned(pair.swapped)), 2
+                aligned, calls = min(aligned, await self.p_aligned(pair.swap())), 2
         except ContextLengthError:
             return Verdict(False, "too long for the judge")
         return Verdict(aligned >= self.threshold, "judge", aligned, judge_calls=calls)

@@ -1,15 +1,17 @@
-"""The results of a step: steps with other numbers, units or equations never mean the same."""
+"""The results of a step: steps with other numbers, units or equations never mean the same.
+
+`PrefilterVerifier` compares them before another verifier judges the pair.
+"""
 
 import re
 from collections import defaultdict
 from fractions import Fraction
 from functools import lru_cache
 
-_ENUMERATOR = re.compile(r"^[ \t>*#-]*(?:step\s+)?\d+[.):](?=\s|\*)", re.IGNORECASE | re.MULTILINE)
-_BULLET = re.compile(r"^[ \t]*[-*+•][ \t]+", re.MULTILINE)
-# "\frac{1}{12}", and "\frac1{12}" or "\frac12", where one digit needs no braces.
-_LATEX_FRACTION = re.compile(r"\\[dt]?frac" + 2 * r"\s*(?:\{\s*(-?[\d.,]+)\s*\}|(\d))")
-_LATEX_NOISE = re.compile(r"\\[,;:! ]|\\left|\\right|\{,\}")
+from lookahead_agent.decoding.foreign import call_part
+from lookahead_agent.decoding.verifier import PartialStep, StepPair, Verdict, Verifier
+from lookahead_agent.verifiers.arithmetic import false_only_in, normalize, plain_arithmetic
+
 _NUMBER = re.compile(
     r"""
     (?P<sign>                                     # a sign, where it cannot be a subtraction
@@ -60,18 +62,8 @@ _UNITS = {
 }
 _UNIT_AFTER = re.compile(r"[\s~]*(?:\\(?:text|mathrm)\{\s*)?([A-Za-z]+|[€£¢°])")
 
-_OPERATORS = {r"\\times|\\cdot|[×·∗]|(?<=\d)\s*x\s*(?=\d)": "*", r"\\div|÷": "/", "[−–]": "-"}
-_COMPOSED_FRACTION = re.compile(r"\\[dt]?frac" + 2 * r"\s*\{([^{}]*)\}")
 _ATOM = r"(?:\d+(?:\.\d+)?|\.\d+|(?<![A-Za-z])[A-Za-z](?![A-Za-z]))"
 _EQUATION = re.compile(rf"{_ATOM}(?:\s*[-+*/^=]\s*{_ATOM})+")
-
-
-def normalize(text: str) -> str:
-    """The text without list bullets and enumerators, and with LaTeX numbers in plain notation."""
-    text = _ENUMERATOR.sub("", _BULLET.sub("", text))
-    text = _LATEX_NOISE.sub(lambda match: "," if match.group() == "{,}" else "", text)
-    text = _LATEX_FRACTION.sub(lambda match: f" {match[1] or match[2]} / {match[3] or match[4]} ", text)
-    return text.replace("\\$", "$")
 
 
 @lru_cache(maxsize=1024)
@@ -122,16 +114,6 @@ def different_results(draft: str, target: str) -> str | None:
     return None
 
 
-def plain_arithmetic(text: str) -> str:
-    """The text with its arithmetic in plain notation: no LaTeX, currencies, or thousands separators."""
-    text = normalize(text)
-    for pattern, operator in _OPERATORS.items():
-        text = re.sub(pattern, operator, text)
-    while (plain := _COMPOSED_FRACTION.sub(r"((\1) / (\2))", text)) != text:  # from the innermost outwards
-        text = plain
-    return re.sub(r"(?<=\d),(?=\d{3})|\\(?=[()\[\]])|[$€£{}\[\]\\]", "", text)
-
-
 def _contradict(first: dict[object, set[object]], second: dict[object, set[object]]) -> bool:
     """Whether both have values for one key, and none in common."""
     return any(not first[key] & second[key] for key in first.keys() & second.keys())
@@ -165,3 +147,33 @@ def _equations(text: str) -> dict[object, set[object]]:
 
 def _value(atom: str) -> Fraction | str:
     return atom if atom.isalpha() else Fraction(atom)
+
+
+def rejection(draft: str, target: str) -> str | None:
+    """The reason to reject a pair without a model; None: there is none."""
+    return different_results(draft, target) or ("false arithmetic" if false_only_in(draft, target) else None)
+
+
+class PrefilterVerifier:
+    """Accepts equal texts, rejects different results or false arithmetic, and passes other pairs to a verifier.
+
+    A small judge is far too lenient about numbers, and an embedding hardly distinguishes them. `same_results` compares
+    numbers, units and equations, and checks the draft's arithmetic.
+    """
+
+    def __init__(self, verifier: Verifier, *, same_results: bool = True) -> None:
+        self._verifier = verifier
+        self._same_results = same_results
+
+    async def verify(self, pair: StepPair) -> Verdict:
+        """Judge one pair."""
+        draft, target = pair.draft.text.strip(), pair.target.text.strip()
+        if draft == target:
+            return Verdict(True, "same text")
+        if self._same_results and (reason := rejection(draft, target)) is not None:
+            return Verdict(False, reason)
+        return await call_part(self._verifier, lambda: self._verifier.verify(pair))
+
+    def refutes(self, draft: PartialStep, target: PartialStep) -> bool:
+        """Whether the target's step has a number that the draft's complete step lacks."""
+        return self._same_results and draft.complete and not numbers_so_far(target.text) <= numbers(draft.text)

@@ -142,10 +142,10 @@ class Pair:
     def check_accounts(self, reply: Reply) -> None:
         report = reply.report
         assert self.target.in_flight == 0
-        assert report.target_tokens.generated == self.target.generated
+        assert report.target_tokens.total == self.target.generated
         if self.draft is not None:
             assert self.draft.in_flight == 0
-            assert report.draft_tokens.generated == self.draft.generated
+            assert report.draft_tokens.total == self.draft.generated
         if self.draft_tokenizer is self.tokenizer:
             assert report.target_tokens.committed + report.draft_tokens.committed == len(reply.token_ids)
         assert 0 <= report.accepted <= report.steps

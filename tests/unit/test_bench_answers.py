@@ -114,9 +114,9 @@ def test_ids_and_answers_of_problems_are_optional(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"id": 1}\n', "line 1 is no problem"),
-        ("[1]\n", "line 1 is no problem"),
-        ("{\n", "line 1 is no problem"),
+        ('{"id": 1}\n', "line 1 is not a problem"),
+        ("[1]\n", "line 1 is not a problem"),
+        ("{\n", "line 1 is not a problem"),
         ('{"id": 1, "question": "a"}\n{"id": 1, "question": "b"}\n', "another problem with the id '1'"),
         ("", "no problem after the first 0"),
     ],
@@ -173,5 +173,5 @@ def test_mathematics_is_compared_in_a_process_with_bounds() -> None:
 def test_answer_that_cannot_be_scored_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "problems.jsonl"
     file.write_text('{"question": "a", "answer": "3"}\n{"question": "b", "answer": "the red one"}\n')
-    with pytest.raises(ConfigurationError, match=r"line 2: the answer 'the red one' is no number"):
+    with pytest.raises(ConfigurationError, match=r"line 2: the answer 'the red one' is not a number"):
         read_problems(file)

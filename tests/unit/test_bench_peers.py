@@ -123,8 +123,8 @@ def test_published_peer_results_are_readable() -> None:
 @pytest.mark.parametrize(
     ("peers", "message"),
     [
-        (["http://127.0.0.1:8080/v1"], "is no server: write it as in llama.cpp=http"),
-        (["one=127.0.0.1:8080"], "is no server"),
+        (["http://127.0.0.1:8080/v1"], "is not a server: write it as in llama.cpp=http"),
+        (["one=127.0.0.1:8080"], "is not a server"),
         (["auto=http://a/v1"], "a name of its own"),
         (["one=http://a/v1", "one=http://b/v1"], "a name of its own"),
     ],

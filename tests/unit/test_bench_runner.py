@@ -400,9 +400,9 @@ def test_mode_off_overrides_the_node_policies_of_the_chat_model(tmp_path: Path) 
         ({"blocks": [["lr"], ["lr"]], "tasks": [{"modes": ["lr"]}]}, "each mode that is measured once"),
         ({"blocks": [["lr"]], "tasks": [{"modes": ["lr", "sd"]}]}, "each mode that is measured once"),
         ({"tasks": []}, "tasks"),
-        ({"tasks": [{"variants": ["off"]}]}, "'off' is no variant"),
-        ({"tasks": [{"variants": ["int8"]}]}, "'int8' is no variant"),
-        ({"tasks": [{"variants": ["auto int8"]}]}, "'auto int8' is no variant"),
+        ({"tasks": [{"variants": ["off"]}]}, "'off' is not a variant"),
+        ({"tasks": [{"variants": ["int8"]}]}, "'int8' is not a variant"),
+        ({"tasks": [{"variants": ["auto int8"]}]}, "'auto int8' is not a variant"),
     ],
 )
 def test_invalid_benchmarks_are_rejected(fields: dict[str, Any], message: str) -> None:

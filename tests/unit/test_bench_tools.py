@@ -65,7 +65,7 @@ def test_fingerprint_depends_on_the_check_and_not_on_the_tools() -> None:
 
 @pytest.mark.parametrize("check", [{"number": "many"}, 5, {"text": 5}])
 def test_invalid_checks_are_rejected(tmp_path: Path, check: Any) -> None:
-    with pytest.raises(ConfigurationError, match="line 1 is no problem"):
+    with pytest.raises(ConfigurationError, match="line 1 is not a problem"):
         read_problems(problems(tmp_path, {"question": "?", "check": check}))
 
 

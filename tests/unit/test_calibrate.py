@@ -34,7 +34,7 @@ from lookahead_agent.system.progress import LogProgress
 from lookahead_agent.testing import EqualTextEmbedder
 from lookahead_agent.verifiers.arithmetic import false_only_in
 from lookahead_agent.verifiers.judge import USER_PROMPT
-from lookahead_agent.verifiers.prefilter import PrefilterVerifier
+from lookahead_agent.verifiers.results import PrefilterVerifier
 
 NAMES = {"target": "big", "draft": "small", "embedding": "mini"}
 TOKENS = ScriptedTokenizer()  # shared: rows contain token ids, and each tokenizer assigns its own

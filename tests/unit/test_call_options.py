@@ -146,7 +146,7 @@ def test_server_rejects_the_same_out_of_range_options() -> None:
                 reply = httpx.post(f"{url}/v1/{path}", content=body, headers=headers, timeout=60)
                 assert reply.status_code == 400, (name, value, reply.text)
                 message = reply.json()["error"]["message"]
-                assert name in message or "the body is no JSON" in message, (name, value)
+                assert name in message or "the body is not JSON" in message, (name, value)
         reply = httpx.post(f"{url}/v1/completions", json={"prompt": "q", "stop": "END"}, timeout=60)
         assert reply.json()["choices"][0]["text"] == BEFORE_STOP
 

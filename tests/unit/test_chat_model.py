@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from typing import Any, TypedDict
 
 import pytest
@@ -16,15 +17,17 @@ from langgraph.graph import END, START, StateGraph
 from pydantic import ValidationError
 
 from lookahead_agent import ChatLookahead, VerifierPolicy
-from lookahead_agent.decoding import DecodingSettings
+from lookahead_agent.decoding import DecodingSettings, StepEvent
 from lookahead_agent.engines import ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, LookaheadError, PolicyError
+from lookahead_agent.generation.backend import ChatReply, TextDelta
 from lookahead_agent.generation.call_options import CallOptions
 from lookahead_agent.generation.generator import decoding_settings
 from lookahead_agent.policy import as_policy
 from lookahead_agent.runtime.engine_set import EngineSet
+from lookahead_agent.system import background
 from tests.unit.chat import EqualTextEmbedder, reply_script, scripted_chat, scripted_engines
 from tests.waiting import wait_until
 
@@ -412,6 +415,18 @@ def test_token_ids_are_returned_only_on_request() -> None:
     message = scripted_chat(REPLY, return_token_ids=True).invoke("?")
     assert message.usage_metadata is not None
     assert len(message.response_metadata["token_ids"]) == message.usage_metadata["output_tokens"]
+
+
+@pytest.mark.parametrize("kinds", [(), (TextDelta,), (StepEvent,), (TextDelta, StepEvent)])
+def test_only_events_that_somebody_wants_leave_the_loop(kinds: tuple[type[TextDelta | StepEvent], ...]) -> None:
+    llm = scripted_chat("First this.\n\nThen that.\n\nIt is 4.")
+    request = llm.request([HumanMessage("What is 2 + 2?")], CallOptions())
+    *events, reply = background.stream(partial(llm.backend.emit_reply, request, kinds=kinds))
+    assert {type(event) for event in events} == set(kinds)
+    assert isinstance(reply, ChatReply)
+    assert reply.content == "First this.\n\nThen that.\n\nIt is 4."
+    text = "".join(event.text for event in events if isinstance(event, TextDelta))
+    assert text == (reply.content if TextDelta in kinds else "")
 
 
 async def test_cancelled_call_aborts_its_engine_requests() -> None:

@@ -13,12 +13,13 @@ import pytest
 from lookahead_agent import ChatLookahead
 from lookahead_agent.bench.problems import Problem
 from lookahead_agent.cost_model.costs import BatchCosts, MachineCosts, measure
-from lookahead_agent.cost_model.estimator import Acceptance, EstimatedMode, best_settings
+from lookahead_agent.cost_model.estimator import Acceptance, best_settings
 from lookahead_agent.cost_model.pair import PairMeasurement, choose_kernels, measure_acceptance
 from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.models import choose_models
+from lookahead_agent.modes.table import EngineMode
 from lookahead_agent.runtime.engine_selection import EngineSetup, RuntimeSpec
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.theory.formulas import shared_draft_speedup
@@ -27,7 +28,7 @@ from tests.unit.conftest import MeasureWith
 from tests.unit.test_cli import run
 
 
-def speedup_by_mode(costs: MachineCosts, acceptance: Acceptance, *modes: EstimatedMode) -> dict[str, float]:
+def speedup_by_mode(costs: MachineCosts, acceptance: Acceptance, *modes: EngineMode) -> dict[str, float]:
     """The speedups of some modes: those that a test looks at, since all of them take seconds."""
     return {setting.mode: setting.speedup for setting in best_settings(costs, acceptance, modes)}
 
@@ -120,14 +121,14 @@ def test_step_and_token_speculation_win_together_under_the_papers_assumptions() 
     ordered = best_settings(FREE, Acceptance(0.8, 0.7))
     settings = {setting.mode: setting for setting in ordered}
     assert ordered[0].mode == "lr+sd"
-    assert len(settings) == len(get_args(EstimatedMode))
+    assert len(settings) == len(get_args(EngineMode))
     assert settings["off"].speedup == 1
     assert settings["lr"].speedup > 2.5
     assert settings["lr"].depth >= 4
 
 
 def test_token_speculation_alone_wins_on_two_cores() -> None:
-    speedups = speedup_by_mode(SMALL, Acceptance(0.6, 0.8), *get_args(EstimatedMode))
+    speedups = speedup_by_mode(SMALL, Acceptance(0.6, 0.8), *get_args(EngineMode))
     assert speedups["sd"] > 1.3
     assert speedups["lr"] < 1
     assert max(speedups, key=lambda mode: speedups[mode]) == "sd"

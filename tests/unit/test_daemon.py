@@ -54,7 +54,14 @@ from lookahead_agent.generation.server_backend import (
 )
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.engine_set import EngineSet
-from lookahead_agent.server.daemon import bind_socket, log_path, private_dir, start_daemon, start_lock, starting_pid
+from lookahead_agent.server.daemon import (
+    bind_socket,
+    find_starting_pid,
+    log_path,
+    private_dir,
+    start_daemon,
+    start_lock,
+)
 from lookahead_agent.server.replies import with_pings
 from lookahead_agent.system import background
 from lookahead_agent.testing import scripted_chat
@@ -291,7 +298,7 @@ def test_down_ends_a_loading_daemon_and_no_second_signal_disturbs_an_ending_one(
             assert daemon.poll() is None
             daemon.kill()
         daemon.wait(timeout=60)  # a process leaves its lock before its parent can reap it
-    assert starting_pid() is None, "a file without a lock means nothing"
+    assert find_starting_pid() is None, "a file without a lock means nothing"
 
 
 def test_peer_of_an_own_socket_is_this_process() -> None:
@@ -432,7 +439,7 @@ def test_damaged_files_of_the_daemon_are_one_clear_error_or_none(damage: str) ->
                 path.write_bytes(contents[damage])
                 path.chmod(0o666)
     with bind_socket():
-        assert starting_pid() is None
+        assert find_starting_pid() is None
     if damage in contents:
         with start_lock():
             assert (private_dir() / "lock").stat().st_mode & 0o777 == 0o600
@@ -682,7 +689,7 @@ def test_runtime_dir_at_or_below_a_file_is_refused(tmp_path: Path, monkeypatch: 
         monkeypatch.setenv(RUNTIME_DIR_VARIABLE, str(path))
         with pytest.raises(ConfigurationError, match=f"{message}.*{RUNTIME_DIR_VARIABLE}"):
             private_dir()
-        assert starting_pid() is None
+        assert find_starting_pid() is None
     assert file.read_text() == "of somebody"
 
 

@@ -84,7 +84,7 @@ def test_target_without_a_verifier_receives_draft_tokens_and_accepts_no_step() -
     assert len(pair.target.requests) == 1
     assert pair.line_text(0).startswith("First this.\n\nThen that.")
     assert pair.target.lines.closed
-    assert reply.report.draft_tokens.speculative == reply.report.draft_tokens.generated > 0
+    assert reply.report.draft_tokens.speculative == reply.report.draft_tokens.total > 0
 
 
 def test_draft_restarts_from_the_targets_text_after_a_divergence() -> None:
@@ -109,7 +109,7 @@ def test_slow_draft_restarts_from_the_targets_latest_token_without_delaying_it()
 def test_draft_stays_idle_if_shared_draft_is_disabled() -> None:
     pair = SharedDraftPair(STEPS, STEPS)
     reply = run_in_virtual_time(pair.speculate(DecodingSettings(shared_draft=False)))
-    assert reply.report.draft_tokens.generated == 0
+    assert reply.report.draft_tokens.total == 0
 
 
 def test_seeded_sampling_gets_no_draft_tokens() -> None:
@@ -120,7 +120,7 @@ def test_seeded_sampling_gets_no_draft_tokens() -> None:
     ):
         pair = SharedDraftPair(STEPS, STEPS)
         reply = run_in_virtual_time(pair.speculate(sampling=sampling))
-        assert (reply.report.draft_tokens.generated > 0) == expected
+        assert (reply.report.draft_tokens.total > 0) == expected
 
 
 def test_target_receives_draft_steps_and_the_follower_continues_after_a_divergence() -> None:

@@ -241,6 +241,15 @@ def test_early_rejection_saves_tokens_and_leaves_the_reply_unchanged() -> None:
     assert replies[True].token_ids == replies[False].token_ids
     assert replies[True].report.refuted == 1
     assert replies[False].report.refuted == 0
-    assert replies[True].report.draft_tokens.generated < replies[False].report.draft_tokens.generated
-    assert replies[True].report.target_tokens.generated < replies[False].report.target_tokens.generated
+    assert replies[True].report.draft_tokens.total < replies[False].report.draft_tokens.total
+    assert replies[True].report.target_tokens.total < replies[False].report.target_tokens.total
     assert replies[True].report.seconds["total"] <= replies[False].report.seconds["total"]
+
+
+def test_a_complete_draft_step_is_dropped_at_the_token_that_contradicts_it() -> None:
+    target = ["First this and that and more of it.\n\n", "Done."]
+    draft = ["First this and that and less of it.\n\n", "Done."]
+    reply = Pair(target, draft).run(ExactVerifier())
+    assert reply.text == "".join(target)
+    assert reply.report.refuted == 1
+    assert reply.report.verifier_calls == reply.report.accepted == 1, "it is not asked about a step that is dropped"

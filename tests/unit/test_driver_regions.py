@@ -73,7 +73,7 @@ def test_target_writes_a_reply_without_thinking(prompt: str) -> None:
     text = "It is 4.\n\nReally.\n\nYes."
     reply = generate(prompt, TARGET_ANSWER, target=text, draft=text)
     assert reply.text == text
-    assert reply.report.draft_tokens.generated == 0
+    assert reply.report.draft_tokens.total == 0
 
 
 def test_speculation_stays_off_after_a_tool_call_starts() -> None:

@@ -16,7 +16,7 @@ from lookahead_agent.engines import Sampling
 from lookahead_agent.engines.protocol import Delta
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.verifiers.model_free import ExactVerifier
-from lookahead_agent.verifiers.prefilter import PrefilterVerifier
+from lookahead_agent.verifiers.results import PrefilterVerifier
 from tests.unit.scripts import Pair, ScriptedVerifier
 from tests.virtual_time import run_in_virtual_time
 

@@ -84,7 +84,7 @@ def test_specreason_target_writes_only_steps_that_it_scores_below_the_threshold(
     pair = Pair(STEPS, OTHER, logprobs=score_logprobs(8))
     reply = pair.run(ScoreVerifier(pair.target, 7.0), DecodingSettings(depth=depth))
     assert reply.text == "".join(OTHER)
-    assert reply.report.target_tokens.generated == 0
+    assert reply.report.target_tokens.total == 0
     assert reply.report.judge_calls == 4
     pair = Pair(STEPS, OTHER, logprobs=score_logprobs(8))
     reply = pair.run(ScoreVerifier(pair.target, 8.5), DecodingSettings(depth=depth))

@@ -119,8 +119,10 @@ def test_daemon_events_round_trip_to_the_server_backend(text: str) -> None:
         replies = Replies([generated()], 1, "m", chat=True, with_events=True)
         body = "".join([event async for event in replies.events(ErrorReplies(lambda _: None))]).encode()
         transport = httpx.MockTransport(lambda _: httpx.Response(200, content=body))
-        events: list[GenerateEvent] = []
-        await ServerBackend(status, transport).emit_reply(request, events.append)
+        backend, events, last = ServerBackend(status, transport), list[GenerateEvent](), list[GenerateEvent]()
+        await backend.emit_reply(request, events.append)
+        await backend.emit_reply(request, last.append, kinds=())
+        assert last == [reply], "events of other kinds stay behind"
         return events
 
     assert asyncio.run(received()) == sent_events

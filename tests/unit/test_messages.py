@@ -341,7 +341,7 @@ def test_unfinished_reply_is_rejected_with_constrained_output_or_only_thinking()
 
 def test_template_error_of_the_draft_disables_speculation(tokenizer_of: Callable[[str], HFTokenizer]) -> None:
     target = ScriptedEngine(tokenizer_of(WHOLE), [ScriptedStep("Yes.")])
-    draft = ScriptedEngine(tokenizer_of(STRICT).exchanging_text(), [ScriptedStep("Yes.")])
+    draft = ScriptedEngine(tokenizer_of(STRICT).copy_for_text_exchange(), [ScriptedStep("Yes.")])
     llm = ChatLookahead(engines=EngineSet(target, draft), policy="exact")
     reply = llm.invoke([("system", "a"), ("user", "b")])
     assert reply.text == "Yes."

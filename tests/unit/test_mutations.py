@@ -58,7 +58,7 @@ def speculate_inside_an_action(patch: pytest.MonkeyPatch) -> None:
 
 def ignore_rejections(patch: pytest.MonkeyPatch) -> None:
     def clear_verdicts(self: LookaheadScheduler, node: Node, actions: list[Any]) -> None:
-        for candidate in node.open_candidates:
+        for candidate in node.candidates:
             candidate.accepted = None
 
     patch.setattr(LookaheadScheduler, "_reject_hopeless", clear_verdicts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.tools import StructuredTool, tool
 
-from lookahead_agent.agents.plans import MAX_VALUE_LENGTH, is_value, parse_plan, plan_form
+from lookahead_agent.agents.plans import MAX_VALUE_LENGTH, format_plans, is_value, parse_plan, plan_form, shorten
 from lookahead_agent.agents.written_calls import Parameters
 from lookahead_agent.system.truncation import truncation_notice
 
@@ -414,3 +415,20 @@ def test_parse_plan_accepts_any_text(text: str) -> None:
     for line in parse_plan(f"Plan:\n1. sql({text}", TOOLS):
         line.fill({1: "x", 2: "y\nz"})
         json.dumps(line.arguments, default=str)
+
+
+def test_a_shortened_text_says_how_much_is_left_out() -> None:
+    text = "\n".join(f"{number:03}" for number in range(300))
+    assert shorten(text, len(text)) == text
+    shown = re.fullmatch(
+        r"(.*\n)\[([\d,]+) of 1,199 characters are left out here\]\n(.*)", shorten(text, 120), re.DOTALL
+    )
+    assert shown is not None
+    head, left_out, tail = shown.groups()
+    assert text.startswith(head), "whole lines"
+    assert text.endswith(f"\n{tail}")
+    assert int(left_out.replace(",", "")) == len(text) - len(head) - len(tail)
+
+
+def test_no_plan_has_tried_anything() -> None:
+    assert format_plans([]) == "none"

@@ -123,7 +123,7 @@ def test_file_of_recordings_is_read_or_refused(tmp_path: Path) -> None:
         ({"version": 2}, "no recording of version 1: its version is 2"),
         ({"runs": [run | {"texts": []}]}, "0 texts"),
         ({"runs": [run | {"after": [3, 1]}]}, "run 0 follows a place that no run before it has"),
-        ({"verdicts": [row["verdicts"][0] | {"draft": 999}]}, "names step 999, which is no step of the draft"),
+        ({"verdicts": [row["verdicts"][0] | {"draft": 999}]}, "names step 999, which is not a step of the draft"),
         ({"max_tokens": 0}, "max_tokens"),
     ):
         with pytest.raises(ConfigurationError, match=message):

@@ -186,7 +186,7 @@ def test_a_death_at_every_token_changes_no_token(way: str) -> None:
 )
 def test_steps_stop_strings_and_limits_hold_across_deaths(draft: bool, sampling: dict[str, Any]) -> None:
     expected = run_in_virtual_time(decode_on(server_of(), draft, **sampling))
-    for place in range(1, expected.report.target_tokens.generated):
+    for place in range(1, expected.report.target_tokens.total):
         for deaths in ([place], [place, place + 1, place + 3]):
             reply = run_in_virtual_time(decode_on(server_of(deaths=deaths), draft, **sampling))
             assert (reply.text, reply.finish_reason, reply.truncated) == (

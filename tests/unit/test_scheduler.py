@@ -62,6 +62,7 @@ class Simulation:
     width: int = 1
     early: bool = False
     late: bool = False
+    in_rounds: bool = False
     running: dict[int, tuple[str, Node, Event]] = field(default_factory=dict)
     outcomes: dict[int, str] = field(default_factory=dict)
     started: set[int] = field(default_factory=set)
@@ -85,6 +86,8 @@ class Simulation:
                 case StartTarget(job, node, _):
                     self._start(job, "target", node, StepWritten(job, self.target(self.text_before(node))))
                 case Verify(job, draft, target):
+                    kinds = {kind for kind, _, _ in self.running.values()}
+                    assert not self.in_rounds or kinds <= {"verify"}, "a round is judged once all its steps are written"
                     assert draft.step is not None
                     assert draft.parent is not None
                     assert draft.source is Source.DRAFT
@@ -128,7 +131,7 @@ class Simulation:
             (job, candidate.rank)
             for job, (kind, node, event) in self.running.items()
             if kind == "target" and isinstance(event, StepWritten)
-            for candidate in node.open_candidates
+            for candidate in node.candidates
             if not self.accepts(self.draft(self.text_before(node), candidate.rank), event.step)
         ]
 
@@ -238,7 +241,7 @@ def hold_guarantees(
 ) -> None:
     target = model("ab", length, salts[0])
     draft = candidates(target if salts[2] else model("ab", length, salts[1]), model("ab", length, salts[1] + 1))
-    sim = Simulation(target, draft, verdict(how), depth, width, early, late)
+    sim = Simulation(target, draft, verdict(how), depth, width, early, late, mode == "synchronous")
     scheduler = LookaheadScheduler(depth, width, hedge, mode == "synchronous", mode == "draft first")
     random = data.draw(st.randoms(use_true_random=False))
     simulate(sim, scheduler, random.randrange, set(failing))

@@ -224,8 +224,8 @@ def test_a_server_gets_the_key_of_its_own_variable_alone(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--against", "http://a/v1"], "is no server: write it as in plain="),
-        (["--against", "one=a:8000"], "is no server"),
+        (["--against", "http://a/v1"], "is not a server: write it as in plain="),
+        (["--against", "one=a:8000"], "is not a server"),
         (["--against", "one=http://a/v1", "--against", "ONE=http://b/v1"], "a name of its own"),
         (["--against", f"one={CLOSED_PORT}"], "does not answer"),
         (["--against", f"one={CLOSED_PORT}", "--modes", "off"], "no use for --modes"),
@@ -372,7 +372,7 @@ def test_recorded_conversations_are_read_from_a_file(tmp_path: Path) -> None:
         {**row, "answer": "none of them"},
     ):
         file.write_text(json.dumps(broken))
-        with pytest.raises(ConfigurationError, match="line 1 is no conversation with `messages` and `tools`"):
+        with pytest.raises(ConfigurationError, match="line 1 is not a conversation with `messages` and `tools`"):
             load_conversations(str(file))
     file.write_text(f"{json.dumps(row)}\n{json.dumps(row)}\n")
     with pytest.raises(ConfigurationError, match="line 2: there is another conversation 'x'"):

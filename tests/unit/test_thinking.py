@@ -8,9 +8,11 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from lookahead_agent.decoding.request import Regions
+from lookahead_agent.decoding.prefixes import Prefixes
+from lookahead_agent.decoding.request import Regions, ReplyRequest
 from lookahead_agent.decoding.thinking import ThinkingState, closing_tokens
 from lookahead_agent.engines.chat_template import ThinkingTags
+from lookahead_agent.engines.protocol import Sampling
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.errors import ConfigurationError, ContextLengthError
 
@@ -35,7 +37,9 @@ def hf_tokenizer(folder: Path, template: str | None, added_tokens: tuple[str, ..
 
 def prompt_begins_outside_thinking(tokenizer: HFTokenizer, **template_arguments: bool) -> bool:
     regions = Regions(thinking=tokenizer.thinking, answer_from_target=True)
-    return regions.awaits_thinking(tokenizer.decode(tokenizer.chat_prompt(QUESTION, None, template_arguments)))
+    prompt = tuple(tokenizer.chat_prompt(QUESTION, None, template_arguments))
+    request = ReplyRequest(prompt, Sampling(max_tokens=1), regions=regions)
+    return Prefixes(request, tokenizer, tokenizer, lambda _: None).awaits_thinking
 
 
 def test_qwen3_prompt_leaves_the_opening_tag_to_the_model(tmp_path: Path) -> None:
@@ -61,6 +65,18 @@ def test_template_shows_what_separates_the_thinking_from_the_answer(
     assert (
         tokenizer.decode(closing_tokens(tokenizer, ThinkingState(tokenizer.thinking, True))) == "</think>" + separator
     )
+
+
+@pytest.mark.parametrize(
+    ("tail", "closing"), [("", "</think>"), ("a", "</think>"), ("a <", "/think>"), ("</thin", "k>"), ("</think", ">")]
+)
+def test_a_closing_tag_of_several_tokens_is_completed_where_the_model_writes_it(
+    tail: str, closing: str, tmp_path: Path
+) -> None:
+    state = ThinkingState(ThinkingTags(), True, tail)
+    pieces, whole = hf_tokenizer(tmp_path / "a", TURNS), hf_tokenizer(tmp_path / "b", TURNS, ("<think>", "</think>"))
+    assert pieces.decode(closing_tokens(pieces, state)) == closing
+    assert whole.decode(closing_tokens(whole, state)) == "</think>", "a tag of one token cannot be completed"
 
 
 def test_deepseek_r1_template_opens_the_thinking(tmp_path: Path) -> None:

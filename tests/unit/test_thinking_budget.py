@@ -117,7 +117,7 @@ def decode(
     verifier = options.pop("verifier", ExactVerifier())
     reply = run_in_virtual_time(lookahead(request, target, drafting, verifier, DecodingSettings(**options)))
     report, texts = reply.report, {token: tokenizer.decode((token,)) for token in reply.token_ids}
-    assert report.target_tokens.generated == target.generated
+    assert report.target_tokens.total == target.generated
     assert target.in_flight == 0
     assert (
         report.target_tokens.committed + report.draft_tokens.committed + report.closing_tokens == len(reply.token_ids)

@@ -48,6 +48,8 @@ def calls(reply: ParsedReply) -> list[tuple[str, dict[str, Any]]]:
         (f"```json\n{CALL}\n```", "", 1),
         (f"```\n{CALL}\n{CALL}\n```\nI add.", "I add.", 2),
         (f"So:```json\n{CALL}\n```", "So:", 1),
+        (f"```json {{}}``` is empty.\n{TAGGED}", "```json {}``` is empty.", 1),
+        (f"It begins with ``` and so on.\n{TAGGED}", "It begins with ``` and so on.", 1),
     ],
 )
 def test_calls_are_parsed_and_the_text_around_them_is_content(text: str, content: str, count: int) -> None:

@@ -20,7 +20,7 @@ from lookahead_agent.testing import scripted_chat, scripted_engines
 from lookahead_agent.verifiers.embedding import EmbeddingVerifier, RemoteEmbedder
 from lookahead_agent.verifiers.judge import EngineJudge, JudgeVerifier
 from lookahead_agent.verifiers.model_free import ExactVerifier
-from lookahead_agent.verifiers.prefilter import PrefilterVerifier
+from lookahead_agent.verifiers.results import PrefilterVerifier
 
 
 class FixedEmbedder:
@@ -328,6 +328,32 @@ async def test_an_embedding_model_that_fails_in_any_way_answers_each_caller(resu
     for _ in range(2):
         with pytest.raises((EngineError, ValueError)):
             await asyncio.wait_for(embedder.similarity("a", "b"), 60)
+
+
+@pytest.mark.parametrize("error", [None, ValueError("no such layer")])
+async def test_a_cancelled_caller_does_not_keep_the_answer_from_the_others(error: ValueError | None) -> None:
+    class Slow(RemoteEmbedder):
+        def __init__(self) -> None:
+            super(RemoteEmbedder, self).__init__()
+            self.asked, self.answers = asyncio.Event(), asyncio.Event()
+
+        async def compare(self, texts: Sequence[str]) -> list[float]:
+            self.asked.set()
+            await self.answers.wait()
+            if error is not None:
+                raise error
+            return [0.5] * (len(texts) // 2)
+
+    embedder = Slow()
+    cancelled, kept = (asyncio.ensure_future(embedder.similarity("a", "b")) for _ in range(2))
+    await embedder.asked.wait()
+    cancelled.cancel()
+    await asyncio.wait([cancelled])
+    embedder.answers.set()
+    await asyncio.wait([kept], timeout=60)
+    assert kept.done()
+    assert kept.exception() is error
+    assert error is not None or kept.result() == 0.5
 
 
 def test_what_a_policy_lacks_is_named_by_model() -> None:
