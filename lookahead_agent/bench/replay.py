@@ -70,7 +70,9 @@ class ReplayBench:
         real_verifier: bool = False,
         judge: str | None = None,
         make: Callable[..., ChatLookahead] = ChatLookahead,
+        on_cpu: bool | None = None,
     ) -> None:
+        self._on_cpu = runs_on_cpu() if on_cpu is None else on_cpu
         self._ids = ReplayIds(recordings)
         self._settings = recordings[0].settings
         if any(recording.settings != self._settings for recording in recordings):
@@ -115,7 +117,7 @@ class ReplayBench:
     def _engine_args(self, folders: Sequence[Path], given: dict[str, Any], task: dict[str, Any]) -> dict[str, Any]:
         """The arguments of an engine; on a GPU with room for these replies, so that all engines fit beside others."""
         arguments = {"load_format": "dummy", **given}
-        if runs_on_cpu():
+        if self._on_cpu:
             return arguments
         replies = [(len(reply.prompt) + reply.recording.max_tokens) for reply in self._ids.replies.values()]
         context = arguments.setdefault("max_model_len", max(replies) + _SLACK)
@@ -128,7 +130,7 @@ class ReplayBench:
         def make(**fields: Any) -> ChatLookahead:
             return ReplayingModel.of(self._make(**fields | {"policy": self._policy(fields["policy"])}), self._ids)
 
-        return chat_model(config, task, configuration, make=make)
+        return chat_model(config, task, configuration, make=make, on_cpu=self._on_cpu)
 
     def _policy(self, name: str) -> VerifierPolicy:
         """A policy with the recorded rules of steps, and with the recorded verdicts unless the real verifier runs."""

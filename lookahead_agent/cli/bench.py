@@ -253,12 +253,14 @@ def replay(
     limit: options.Limit = None,
     real_verifier: Annotated[bool, typer.Option("--real-verifier", help=_REAL_VERIFIER)] = False,
     judge: Annotated[str | None, typer.Option(help="Judge model of the real verifier.")] = None,
+    seconds: options.Seconds = None,
     engine_arg: options.EngineArgument = None,
     out: options.Out = Path("results/replay.jsonl"),
 ) -> None:
     """Write recorded replies again on engines of any shape, with made-up weights, in every mode.
 
     The engines work as with real weights: text diverges, drafts start again, and verdicts take their recorded time.
+    Exit status 1: a reply has other tokens than recorded. 75: --seconds left something to measure.
     """
     known = read_recordings(recordings, limit)
     recorded = known[0].settings
@@ -277,19 +279,21 @@ def replay(
         judge=judge,
         make=options.chat_class(),
     )
-    differing = replayed.find_differences(_measure(replayed.bench))
+    differing = replayed.find_differences(_measure(replayed.bench, seconds))
     for sample in differing:
         Terminal().print(f"{sample.problem}, {sample.configuration}: other tokens than recorded")
     if differing:
         raise typer.Exit(1)
+    if replayed.bench.list_missing():
+        raise typer.Exit(options.UNFINISHED)
 
 
 def _bench(config: BenchConfig, out: Path) -> Bench:
     return Bench(config, out, partial(chat_model, make=options.chat_class()))
 
 
-def _measure(benchmark: Bench) -> list[Sample]:
-    """Measure the samples that are missing in the file, and print all results."""
+def _measure(benchmark: Bench, seconds: float | None = None) -> list[Sample]:
+    """Measure the samples that are missing in the file, and print all results; begin none after `seconds`."""
     log = Terminal(stderr=True)
     done = benchmark.total - sum(map(len, benchmark.list_missing()))
     log.print(f"{done} of {benchmark.total} samples are in {benchmark.out.path}")
@@ -303,8 +307,9 @@ def _measure(benchmark: Bench) -> list[Sample]:
             f"{sample.error or verdict}, {sample.output_tokens} tokens in {sample.seconds:.1f} s",
         )
 
-    results = benchmark.run(ProgressBars(), on_sample)
-    show_report(Report(results), Terminal(width=_WIDE))
+    results = benchmark.run(ProgressBars(), on_sample, seconds)
+    if results:
+        show_report(Report(results), Terminal(width=_WIDE))
     return results
 
 

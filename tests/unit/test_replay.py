@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from lookahead_agent import ChatLookahead
+from lookahead_agent.bench.replay import ReplayBench
 from lookahead_agent.bench.samples import read_results
 from lookahead_agent.decoding import DecodingSettings, Reply, ReplyRequest, lookahead
 from lookahead_agent.decoding.step import Step, StepEnd
@@ -255,6 +256,38 @@ def test_replay_command_draws_verdicts_and_refuses_what_it_cannot_replay(
         assert message in " ".join(capsys.readouterr().err.split())
     assert run(*command[:2], str(other.path), *command[3:], chat_class=folder_chat) == 2
     assert "the recordings have different settings" in " ".join(capsys.readouterr().err.split())
+
+
+def test_engines_on_a_gpu_get_room_for_the_recorded_replies(tmp_path: Path) -> None:
+    recordings = record(QUESTIONS)
+    layers = {"num_hidden_layers": 2, "num_key_value_heads": 2}
+    shapes = shape(tmp_path / "a", **layers), shape(tmp_path / "b", **layers | {"num_hidden_layers": 1})
+    task = {"modes": ["off", "lr+sd"], "concurrency": 3}
+    given = {"max_num_seqs": 8}
+    replayed = ReplayBench(recordings, shapes, tmp_path / "r.jsonl", task=task, engine_args=given, on_cpu=False)
+    config = replayed.bench.config
+    context = max(len(each.prompt.ids) + each.max_tokens for each in recordings) + 64
+    per_token = 2 * 2 * 16 * 2  # keys and values, heads, their size, bytes
+    # The target's engine may have the draft's layer too.
+    for arguments, layer_count in ((config.engine_args, 3), (config.draft_engine_args, 1)):
+        assert arguments == {
+            "load_format": "dummy",
+            "max_num_seqs": 8,
+            "max_model_len": context,
+            "gpu_memory_utilization": 0.01,
+            "kv_cache_memory_bytes": 2 * 3 * context * per_token * layer_count,
+        }
+    on_cpu = ReplayBench(recordings, shapes, tmp_path / "r.jsonl", task=task, engine_args=given, on_cpu=True)
+    assert on_cpu.bench.config.engine_args == {"load_format": "dummy", "max_num_seqs": 8}
+
+
+def test_nothing_begins_after_the_time_limit(tmp_path: Path) -> None:
+    shapes = shape(tmp_path / "a"), shape(tmp_path / "b")
+    task = {"modes": ["off"]}
+    bench = ReplayBench(record(), shapes, tmp_path / "r.jsonl", task=task, engine_args={}, make=folder_chat).bench
+    assert bench.run(seconds=0) == []
+    assert len(bench.run(seconds=3600)) == 1
+    assert bench.list_missing() == []
 
 
 def test_replay_command_reports_other_tokens_than_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
