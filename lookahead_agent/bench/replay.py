@@ -137,7 +137,9 @@ class ReplayBench:
         policy = as_policy(name)
         if not policy.speculates:
             return policy
-        changes = {rule: self._settings[rule] for rule in ("delimiter", "max_step_tokens") if rule in self._settings}
+        changes: dict[str, Any] = {
+            rule: self._settings[rule] for rule in ("delimiter", "max_step_tokens") if rule in self._settings
+        }
         if self._real_verifier and policy.asks_judge and self._judge is None:
             raise ConfigurationError(f"the policy {name} asks a judge, and a replayed target cannot judge: add --judge")
         policy = policy.model_copy(update=changes)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -69,7 +70,7 @@ class ReplayIds:
         names = [f"{number}:{text}" for number, text in enumerate(self.texts)]
         model = {"type": "WordLevel", "vocab": {name: number for number, name in enumerate(names)}}
         decoder = {"type": "Replace", "pattern": {"Regex": r"\A\d+:"}, "content": ""}
-        tokenizer = {
+        tokenizer: dict[str, Any] = {
             "version": "1.0",
             "added_tokens": [],
             "model": model | {"unk_token": names[UNRECORDED]},
@@ -109,7 +110,8 @@ class ReplayIds:
         return ReplayedReply(
             recording,
             tuple(prompt),
-            *(_convert_reply(tree, ids, reply.ids) for reply in (recording.target_alone, recording.lookahead)),
+            _convert_reply(tree, ids, recording.target_alone.ids),
+            _convert_reply(tree, ids, recording.lookahead.ids),
             {(step_key(steps[each.draft]), step_key(steps[each.target])): each for each in recording.verdicts},
         )
 

@@ -46,13 +46,13 @@ class _ReplayModel:
         return logits.scatter_(-1, following.unsqueeze(-1), _CERTAIN)
 
 
-class ReplayLlamaForCausalLM(_ReplayModel, LlamaForCausalLM):
+class ReplayLlamaForCausalLM(_ReplayModel, LlamaForCausalLM):  # type: ignore[misc]
     """A replay model of Llama's shapes."""
 
 
-class ReplayQwen2ForCausalLM(_ReplayModel, Qwen2ForCausalLM):
+class ReplayQwen2ForCausalLM(_ReplayModel, Qwen2ForCausalLM):  # type: ignore[misc]
     """A replay model of Qwen2's shapes."""
 
 
-class ReplayQwen3ForCausalLM(_ReplayModel, Qwen3ForCausalLM):
+class ReplayQwen3ForCausalLM(_ReplayModel, Qwen3ForCausalLM):  # type: ignore[misc]
     """A replay model of Qwen3's shapes."""

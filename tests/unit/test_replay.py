@@ -176,10 +176,11 @@ def test_recorded_verdict_takes_its_seconds_and_others_are_rejected() -> None:
     verifier = RecordedVerifier([reply])
     (draft, target), recorded = next(iter(reply.verdicts.items()))
 
-    async def verify(*keys: tuple[int, ...]) -> tuple[bool, str, float]:
+    async def verify(draft: tuple[int, ...], target: tuple[int, ...]) -> tuple[bool, str, float]:
         loop = asyncio.get_running_loop()
         started = loop.time()
-        verdict = await verifier.verify(StepPair("", "", *(Step(key, "x", StepEnd.DELIMITER) for key in keys)))
+        steps = [Step(ids, "x", StepEnd.DELIMITER) for ids in (draft, target)]
+        verdict = await verifier.verify(StepPair("", "", steps[0], steps[1]))
         return verdict.accepted, verdict.reason, loop.time() - started
 
     assert run_in_virtual_time(verify(draft, target)) == (recorded.accepted, recorded.reason, 7.0)
