@@ -311,7 +311,8 @@ class VLLMEngine:
             self._llm.shutdown()
         finally:
             processes.end_processes(self.processes)
-            self._llm = None  # collected now, before interpreter exit
+            _disable_shutdown(self._llm)  # a task or a traceback may hold it until interpreter exit
+            self._llm = None
 
     def detach_after_fork(self) -> None:
         """Mark the engine closed in a forked child without signalling vLLM's processes, which belong to the parent."""
