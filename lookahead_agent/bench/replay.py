@@ -101,18 +101,18 @@ class ReplayBench:
 
     def find_differences(self, samples: Sequence[Sample]) -> list[Sample]:
         """The samples with other tokens than recorded, where the verdicts are the recorded ones."""
-        return [
-            sample
-            for sample in samples
-            if (expected := self._recorded_reply(sample)) is not None and sample.calls[-1].token_ids != list(expected)
-        ]
+        return [sample for sample in samples if self._differs(sample)]
 
-    def _recorded_reply(self, sample: Sample) -> tuple[int, ...] | None:
-        reply = self._ids.replies[sample.problem]
+    def _differs(self, sample: Sample) -> bool:
+        reply = self._ids.replies.get(sample.problem)
+        if reply is None:  # of an earlier run with more recordings
+            return False
+        written = sample.calls[-1].token_ids if sample.calls else None
         if sample.mode in ("off", "sd", "shared_draft"):
-            return reply.target_alone
-        recorded = sample.calls and sample.calls[-1].policy.partition(":")[0] == self._settings.get("policy")
-        return reply.lookahead if recorded and not self._real_verifier else None
+            return written != list(reply.target_alone)
+        policy = sample.calls[-1].policy.partition(":")[0] if sample.calls else None
+        is_recorded = policy in (None, self._settings.get("policy")) and not self._real_verifier
+        return is_recorded and written != list(reply.lookahead)
 
     def _engine_args(self, folders: Sequence[Path], given: dict[str, Any], task: dict[str, Any]) -> dict[str, Any]:
         """The arguments of an engine; on a GPU with room for these replies, so that all engines fit beside others."""
@@ -128,7 +128,10 @@ class ReplayBench:
 
     def _chat_model(self, config: BenchConfig, task: TaskConfig, configuration: TaskConfiguration) -> ChatLookahead:
         def make(**fields: Any) -> ChatLookahead:
-            return ReplayingModel.of(self._make(**fields | {"policy": self._policy(fields["policy"])}), self._ids)
+            fields["policy"] = self._policy(fields["policy"])
+            if fields["draft_model"] is not None:  # also inside the target's engine, it has no weights to convert
+                fields["draft_engine_args"] = config.draft_engine_args
+            return ReplayingModel.of(self._make(**fields), self._ids)
 
         return chat_model(config, task, configuration, make=make, on_cpu=self._on_cpu)
 

@@ -216,6 +216,7 @@ def test_replay_command_measures_every_mode_and_continues(tmp_path: Path, capsys
     assert run(*command, "--limit", "1", chat_class=folder_chat) == 0
     first = out.read_text()
     assert run(*command, chat_class=folder_chat) == 0, "the folders of its models are written again"
+    assert run(*command, "--limit", "1", chat_class=folder_chat) == 0, "the file has more recordings"
     assert out.read_text().startswith(first)
     samples = read_results(RowFile(out).rows)
     names = ["off", "sd", "shared_draft", *(f"{mode} depth={depth}" for mode in LR for depth in (1, 3))]
