@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from lookahead_agent.cpu import ENTRY_POINT, REPLAY, REPLAYS, VARIABLE
 from lookahead_agent.engines.model_files import read_config, read_count, read_object_in, read_weight_names
 from lookahead_agent.engines.shared_draft_proposer import PATH
 from lookahead_agent.errors import ConfigurationError, MissingExtraError
@@ -77,15 +78,14 @@ def process_environment(config: VLLMConfig, cores: Sequence[int]) -> dict[str, s
 
     `cores` are the engine's `worker_cores`.
     """
+    variables = {REPLAYS: "1"} if _replays(config.model) else {}
+    variables |= {VARIABLE: "1"} if runs_on_cpu() else {}
+    if variables and (plugins := os.environ.get("VLLM_PLUGINS")) is not None:
+        variables["VLLM_PLUGINS"] = f"{plugins},{ENTRY_POINT}"
     if not runs_on_cpu():
-        variables = {name: value for name, value in _gpu_environment(config).items() if name not in os.environ}
+        variables |= {name: value for name, value in _gpu_environment(config).items() if name not in os.environ}
         own = {"CUDA_VISIBLE_DEVICES": config.gpus, "CUDA_MPS_PIPE_DIRECTORY": config.mps}
         return variables | {name: value for name, value in own.items() if value is not None}
-    from lookahead_agent.cpu import ENTRY_POINT, VARIABLE
-
-    variables = {VARIABLE: "1"}
-    if (plugins := os.environ.get("VLLM_PLUGINS")) is not None:
-        variables["VLLM_PLUGINS"] = f"{plugins},{ENTRY_POINT}"
     if engine_arguments(config)["enforce_eager"] and "TORCHDYNAMO_DISABLE" not in os.environ:
         # In eager mode, torch would compile only a helper for log-probabilities: it takes seconds and gains nothing.
         variables["TORCHDYNAMO_DISABLE"] = "1"
@@ -120,6 +120,13 @@ def worker_cores(config: VLLMConfig) -> list[int]:
     if sys.platform != "linux" or _openmp() is None or not arguments["enforce_eager"] or worker_count != 1 or by_user:
         return []
     return parse_cores(config.cores or "")
+
+
+def _replays(model: Path) -> bool:
+    """Whether a folder has a replay model, which vLLM does not know."""
+    file = model / "config.json"
+    architectures = read_config(model).get("architectures") if file.is_file() else None
+    return isinstance(architectures, list) and any(str(name).startswith(REPLAY) for name in architectures)
 
 
 def _openmp() -> Path | None:
