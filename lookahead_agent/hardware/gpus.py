@@ -269,8 +269,8 @@ def _size(arguments: Mapping[str, Any], number: int) -> int:
 
 def _draft_folders(arguments: Mapping[str, Any]) -> list[Path]:
     """The folder of the draft model or head inside the engine, if it has one."""
-    folder = Path(str((arguments.get("speculative_config") or {}).get("model", "")))
-    return [folder] if (folder / "config.json").is_file() else []
+    model = (arguments.get("speculative_config") or {}).get("model")
+    return [Path(model)] if isinstance(model, str) and (Path(model) / "config.json").is_file() else []
 
 
 def _text_config(folder: Path) -> dict[str, Any]:
