@@ -1,55 +1,67 @@
 #!/bin/sh
-# Measure speculation on one GPU with made-up weights, the most telling part first. Each part ends within LIMIT seconds
-# (300), keeps its rows in OUT (results/gpu) and goes on there when it is run again. On a machine that has compiled
-# nothing yet, engines of 8B take up to three of the first part's minutes to start.
+# Measure speculation on one GPU with made-up weights: one call of at most TOTAL seconds (560), also on a machine that has
+# compiled nothing yet. The most telling part comes first, each part loads its engines once, and OUT (results/gpu) gets each
+# row when it is measured. Run it again to go on. docs/how-to/gpu.md has the predictions.
 #
-#     sh examples/measure_gpu.sh              # every part
-#     sh examples/measure_gpu.sh 8b mps       # some of them
+#     sh examples/measure_gpu.sh          # every part: 8b, then 32b
+#     sh examples/measure_gpu.sh 32b      # one of them
 #
 # SHAPES (shapes/) has folders with the models' configurations and tokenizers, without weights:
 #     hf download Qwen/Qwen3-32B --exclude "*.safetensors" --local-dir shapes/qwen3-32b
-# and the same for Qwen3-1.7B, Qwen3-8B and Qwen3-0.6B.
+# and the same for Qwen3-1.7B, Qwen3-8B and Qwen3-0.6B. MODES replaces the modes of every part: with tiny models in SHAPES
+# and MODES=off,lr the script runs on a CPU.
 set -u
 OUT=${OUT:-results/gpu}
 SHAPES=${SHAPES:-shapes}
-LIMIT=${LIMIT:-300}
-STEPS_AND_TOKENS=off,lr,shared_draft,lr+shared_draft
+TOTAL=${TOTAL:-560}
+COSTS=$(dirname "$0")/../docs/measurements # of an earlier day: they predict the rows
+started=$(date +%s)
 failed=0
 
-# NAME TARGET DRAFT OPTIONS...
+# NAME TARGET DRAFT COSTS RESERVED MODES OPTIONS...: a part that leaves RESERVED seconds to later ones
 measure() {
-    name=$1 target=$2 draft=$3
-    shift 3
-    echo "== $name"
-    timeout -s INT -k 20 "$LIMIT" lookahead-agent bench synthetic --dummy-weights \
-        --model "$SHAPES/$target" --draft "$SHAPES/$draft" --step-tokens 24 --alphas 0.6,0.8 --depths 4,8 \
-        --engine-arg max_num_batched_tokens=4096 --engine-arg max_num_seqs=256 --seconds "$LIMIT" \
-        --out "$OUT/$name.jsonl" --report "$OUT/$name.md" "$@" || failed=$?
+    name=$1 target=$2 draft=$3 predicted=$4 reserved=$5 modes=${MODES:-$6}
+    shift 6
+    seconds=$((TOTAL - 20 - reserved + started - $(date +%s)))
+    if [ "$seconds" -lt 1 ]; then
+        echo "== $name: no time is left" >&2
+        failed=75
+        return
+    fi
+    echo "== $name$sharing, $seconds seconds"
+    timeout -s INT -k 10 $((seconds + 10)) lookahead-agent bench synthetic --dummy-weights \
+        --model "$SHAPES/$target" --draft "$SHAPES/$draft" --modes "$modes" --step-tokens 24 --alphas 0.45,0.6 --depths 4 \
+        --engine-arg max_num_batched_tokens=4096 --engine-arg max_num_seqs=256 --seconds "$seconds" \
+        --costs "$COSTS/gpu-h100-$predicted-costs.json" \
+        --out "$OUT/$name$sharing.jsonl" --report "$OUT/$name$sharing.md" "$@" || failed=$?
 }
 
 part() {
     case $1 in
-    start) measure start qwen3-8b qwen3-0.6b --modes off,lr --alphas 0.6 --depths 4 --steps 2 --repeats 1 \
-        --engine-arg enforce_eager=true ;;
-    8b) measure 8b qwen3-8b qwen3-0.6b --modes "$STEPS_AND_TOKENS,sd,lr+sd" --costs "$OUT/costs-8b.json" ;;
-    32b) measure 32b qwen3-32b qwen3-1.7b --modes off,lr --steps 12 --costs "$OUT/costs-32b.json" ;;
-    many) measure many qwen3-8b qwen3-0.6b --modes "$STEPS_AND_TOKENS" --alphas 0.6 --depths 4 --replies 8,32 --repeats 2 ;;
-    runner) VLLM_USE_V2_MODEL_RUNNER=1 measure runner qwen3-8b qwen3-0.6b --modes off,sd ;;
-    mps)
-        # Processes of a GPU run at the same time under NVIDIA's Multi-Process Service, and else in turns.
-        if ! nvidia-cuda-mps-control -d; then
-            failed=1
-            return
-        fi
-        measure mps qwen3-8b qwen3-0.6b --modes "$STEPS_AND_TOKENS" --costs "$OUT/costs-8b-mps.json"
-        echo quit | nvidia-cuda-mps-control
-        ;;
+    8b) measure 8b qwen3-8b qwen3-0.6b "$costs" "$2" off,lr,sd,shared_draft,lr+sd,lr+shared_draft --replies 1,8 ;;
+    32b) measure 32b qwen3-32b qwen3-1.7b 32b "$2" off,lr --steps 12 --repeats 2 ;;
     *)
-        echo "no part is called $1: choose from start 8b mps many 32b runner" >&2
+        echo "no part is called $1: choose from 8b 32b" >&2
         exit 2
         ;;
     esac
 }
 
-for each in ${*:-start 8b mps many 32b runner}; do part "$each"; done
+# Processes of a GPU run at the same time under NVIDIA's Multi-Process Service, and else in turns.
+sharing= costs=8b
+if command -v nvidia-cuda-mps-control >/dev/null; then
+    CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d)
+    CUDA_MPS_LOG_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY
+    export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+    trap 'echo quit | nvidia-cuda-mps-control; rm -rf "$CUDA_MPS_PIPE_DIRECTORY"' EXIT
+    trap 'exit 130' INT TERM
+    nvidia-cuda-mps-control -d && sharing=-mps costs=8b-mps-fifth
+fi
+
+reserved=200 # seconds for the last part
+[ $# -ne 1 ] || reserved=0
+for each in ${*:-8b 32b}; do
+    [ "$each" != 32b ] || reserved=0
+    part "$each" "$reserved"
+done
 exit "$failed"

@@ -1,6 +1,7 @@
 """Runs a benchmark: interleaves configurations, appends each result to a file, and continues on a rerun."""
 
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -178,9 +179,13 @@ class Bench:
         return read_results(self.out.rows)
 
     def run(
-        self, progress: Progress | None = None, on_sample: Callable[[Sample], None] = lambda _: None
+        self,
+        progress: Progress | None = None,
+        on_sample: Callable[[Sample], None] = lambda _: None,
+        seconds: float | None = None,
     ) -> list[Sample]:
-        """Measure the missing samples; `progress` shows how models are loaded."""
+        """Measure the missing samples, and begin none after `seconds`; `progress` shows how models are loaded."""
+        end = float("inf") if seconds is None else time.monotonic() + seconds
         with self.out.open_for_writing(), ExitStack() as running:
             running.enter_context(keep_starters())
             running.callback(self._run_only, set(), progress)
@@ -188,6 +193,8 @@ class Bench:
                 block_turns = list(turns)
                 self._run_only({(job.task, job.configuration) for turn in block_turns for job in turn}, progress)
                 for turn in block_turns:
+                    if time.monotonic() >= end:
+                        return self.results()
                     self._measure(turn, on_sample)
         return self.results()
 

@@ -125,6 +125,9 @@ class EngineFields(BaseModel):
     """GPUs of the engines in this process, such as `{"target": "0,1", "draft": "2"}`, as numbers among the visible
     ones. Several GPUs shard an engine by tensor parallelism, unless its arguments say otherwise. A role that is left
     out takes a GPU of its own if there is one, else shares one."""
+    mps: bool = True
+    """Whether engines that share a GPU run at the same time where NVIDIA's Multi-Process Service is installed: the
+    library starts a server of its own unless one runs, and ends it with the engines. False: it starts none."""
     use_daemon: bool = True
     """Whether the daemon of `lookahead-agent up` generates the replies if it runs the same engines."""
 
@@ -235,6 +238,7 @@ class EngineFields(BaseModel):
             draft_precision=self.draft_precision,
             cores=self.cores,
             gpus=dict(self.gpus.items()),
+            mps=self.mps,
         )
         # Behind a server, the target's cost is unknown, and only step speculation can make it faster.
         steps = [policy.forces_speculation or ("target" in remote and policy.speculates) for policy in policies]

@@ -23,6 +23,7 @@ from lookahead_agent.bench.conversations import load_conversations
 from lookahead_agent.bench.parity import Parity, parity
 from lookahead_agent.bench.parity_report import ParityReport
 from lookahead_agent.bench.problems import OWN
+from lookahead_agent.bench.replay import REPLAYED, ReplayBench
 from lookahead_agent.bench.report import FORMATS, BaseReport, Report, check_report_name
 from lookahead_agent.bench.row_report import RowReport
 from lookahead_agent.bench.runner import Bench
@@ -36,6 +37,8 @@ from lookahead_agent.cli.server_parity import compare_servers
 from lookahead_agent.cli.terminal import ProgressBars, Terminal, as_rich, fit
 from lookahead_agent.cost_model.synthetic import SyntheticReport, SyntheticRow
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.models.resolve import choose_models, fetch_tokenizer
+from lookahead_agent.replay.recording import read_recordings
 from lookahead_agent.system.jsonl import Row, RowFile
 
 _WIDE = 240
@@ -62,6 +65,9 @@ _AGAINST = (
     "compared with the first, and a single one with the local model. The environment variable NAME_API_KEY has its key."
 )
 _PREFIX = "With --against: characters in the descriptions of the packaged tools, which all prompts share."
+_TARGET_SHAPE = "Model whose shape the target has: a name, a folder or a Hub id. Default: the recorded one."
+_REPLAY_POLICIES = "Policies of lookahead. Default: the recorded one. random:probability=0.45 draws the verdicts."
+_REAL_VERIFIER = "Let the policy's verifier judge, in place of the recorded verdicts."
 _OUT_FILE = "Rows of results, appended; the same command continues them. Default: results/bench.jsonl, or parity.jsonl."
 _TOOLS = f"Tools of templates, in place of a calculator: {', '.join(KINDS)}. Repeatable."
 
@@ -213,7 +219,7 @@ def run(
     arguments = options.engine_arguments(engine_arg)
     of_bench: dict[str, Any] = {"token_speculation": token_speculation, "temperature": temperature, "seed": seed}
     of_bench |= {"precision": precision, "engine_args": arguments or None, "draft_engine_args": arguments or None}
-    measured = _measure(_merge(config, shared, of_task, of_bench), out or Path("results/bench.jsonl"))
+    measured = _measure(_bench(_merge(config, shared, of_task, of_bench), out or Path("results/bench.jsonl")))
     if with_parity and not _show_parity(parity(measured)):
         raise typer.Exit(1)
 
@@ -232,15 +238,65 @@ def peers(
 
     Start the servers first, with the same model. They get the prompts and tools that the library's own engines get.
     """
-    _measure(_merge(None, shared, {"peers": peer, "modes": options.words(modes)}, {}), out)
+    _measure(_bench(_merge(None, shared, {"peers": peer, "modes": options.words(modes)}, {}), out))
 
 
-def _measure(config: BenchConfig, out: Path) -> list[Sample]:
-    """Measure the samples that are missing in the file, and print all results."""
-    benchmark = Bench(config, out, partial(chat_model, make=options.chat_class()))
+@bench.command()
+def replay(
+    recordings: Annotated[Path, typer.Argument(metavar="RECORDINGS", help="A file of `bench record`.")],
+    target_shape: Annotated[str | None, typer.Option(help=_TARGET_SHAPE)] = None,
+    draft_shape: Annotated[str | None, typer.Option(help="The same for the draft.")] = None,
+    modes: Annotated[str, typer.Option(help=f"Some of {','.join(REPLAYED)}.")] = ",".join(REPLAYED),
+    policies: Annotated[str | None, typer.Option(help=_REPLAY_POLICIES)] = None,
+    depths: Annotated[str | None, typer.Option(help="Depths to try, such as 1,2,4,8.")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Recordings at once.")] = 1,
+    limit: options.Limit = None,
+    real_verifier: Annotated[bool, typer.Option("--real-verifier", help=_REAL_VERIFIER)] = False,
+    judge: Annotated[str | None, typer.Option(help="Judge model of the real verifier.")] = None,
+    seconds: options.Seconds = None,
+    engine_arg: options.EngineArgument = None,
+    out: options.Out = Path("results/replay.jsonl"),
+) -> None:
+    """Write recorded replies again on engines of any shape, with made-up weights, in every mode.
+
+    The engines work as with real weights: text diverges, drafts start again, and verdicts take their recorded time.
+    Exit status 1: a reply has other tokens than recorded. 75: --seconds left something to measure.
+    """
+    known = read_recordings(recordings, limit)
+    recorded = known[0].settings
+    models = choose_models(target_shape or str(recorded.get("model", options.DEFAULT_MODEL)), draft_shape)
+    assert models.draft is not None  # `choose_models` requires one
+    task: dict[str, Any] = {"modes": options.choices(modes, REPLAYED, "--modes"), "concurrency": concurrency}
+    task |= {"policies": options.words(policies)} if policies is not None else {}
+    task |= {"depths": options.numbers(depths, int, "--depths")} if depths is not None else {}
+    replayed = ReplayBench(
+        known,
+        (fetch_tokenizer(models.target, ProgressBars()), fetch_tokenizer(models.draft, ProgressBars())),
+        out,
+        task=task,
+        engine_args=options.engine_arguments(engine_arg),
+        real_verifier=real_verifier,
+        judge=judge,
+        make=options.chat_class(),
+    )
+    differing = replayed.find_differences(_measure(replayed.bench, seconds))
+    for sample in differing:
+        Terminal().print(f"{sample.problem}, {sample.configuration}: other tokens than recorded")
+    if differing:
+        raise typer.Exit(1)
+    if replayed.bench.list_missing():
+        raise typer.Exit(options.UNFINISHED)
+
+
+def _bench(config: BenchConfig, out: Path) -> Bench:
+    return Bench(config, out, partial(chat_model, make=options.chat_class()))
+
+
+def _measure(benchmark: Bench, seconds: float | None = None) -> list[Sample]:
+    """Measure the samples that are missing in the file, and print all results; begin none after `seconds`."""
     log = Terminal(stderr=True)
     done = benchmark.total - sum(map(len, benchmark.list_missing()))
-    log.print(f"{done} of {benchmark.total} samples are in {out}")
+    log.print(f"{done} of {benchmark.total} samples are in {benchmark.out.path}")
 
     def on_sample(sample: Sample) -> None:
         nonlocal done
@@ -251,8 +307,9 @@ def _measure(config: BenchConfig, out: Path) -> list[Sample]:
             f"{sample.error or verdict}, {sample.output_tokens} tokens in {sample.seconds:.1f} s",
         )
 
-    results = benchmark.run(ProgressBars(), on_sample)
-    show_report(Report(results), Terminal(width=_WIDE))
+    results = benchmark.run(ProgressBars(), on_sample, seconds)
+    if results:
+        show_report(Report(results), Terminal(width=_WIDE))
     return results
 
 

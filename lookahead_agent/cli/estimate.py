@@ -26,12 +26,10 @@ from lookahead_agent.engines.vllm_config import runs_on_cpu
 from lookahead_agent.errors import EngineError
 from lookahead_agent.modes.table import METHODS, Kernel
 
-_UNFINISHED = 75  # Exit status after the time limit: EX_TEMPFAIL, run it again
 _DUMMY_WEIGHTS = "Make weights up from the models' configurations."
 _MODES = f"Modes of generation; off is always measured. Default: {','.join(METHODS)}; on a CPU {','.join(STEPS_ONLY)}."
 _TOKEN_ALPHA = "Probability that a draft token is accepted."
 _PRECISION = "Of the target's weights. Default: as vLLM has them."
-_SECONDS = "Begin nothing new after so long; the same command continues."
 
 
 def synthetic(
@@ -50,7 +48,7 @@ def synthetic(
     precision: Annotated[Kernel | None, typer.Option(help=_PRECISION)] = None,
     draft_precision: Annotated[Kernel | None, typer.Option(help="The same of the draft's.")] = None,
     costs: options.Costs = None,
-    seconds: Annotated[float | None, typer.Option(min=1, help=_SECONDS)] = None,
+    seconds: options.Seconds = None,
     engine_arg: options.EngineArgument = None,
     out: options.Out = Path("results/synthetic.jsonl"),
     report: Annotated[Path | None, typer.Option(dir_okay=False, help="Write tables and a picture (.md).")] = None,
@@ -118,7 +116,7 @@ def synthetic(
         raise failure
     if not complete:
         Terminal(stderr=True).print(f"{len(bench.rows())} of {bench.total} rows are in {out}: run the same again")
-        raise typer.Exit(_UNFINISHED)
+        raise typer.Exit(options.UNFINISHED)
 
 
 _ALPHA = "Acceptance rate of steps. Default: measured."

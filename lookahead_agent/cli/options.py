@@ -37,12 +37,15 @@ Skip = Annotated[int | None, typer.Option("--skip", min=0, help="Problems to lea
 Costs = Annotated[Path | None, typer.Option("--costs", help="Measured costs: read if the file is there, else written.")]
 _OUT = "Rows of results, appended; the same command continues them."
 Out = Annotated[Path, typer.Option("--out", dir_okay=False, help=_OUT)]
+_SECONDS = "Begin nothing new after so long; the same command continues."
+Seconds = Annotated[float | None, typer.Option("--seconds", min=1, help=_SECONDS)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 _ARGUMENT = "Argument of both vLLM engines, such as dtype=float32. Repeatable."
 EngineArgument = Annotated[list[str] | None, typer.Option("--engine-arg", metavar="NAME=VALUE", help=_ARGUMENT)]
 
 Number = TypeVar("Number", int, float)
 
+UNFINISHED = 75  # exit status after the time limit: EX_TEMPFAIL, run it again
 DEFAULT_MODEL = DEFAULT_SET
 DEFAULT_POLICY = "balanced"
 

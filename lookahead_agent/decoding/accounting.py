@@ -114,6 +114,8 @@ class ReplyReport:
     judge_calls: int = 0  # language model requests that the verdicts took
     refuted: int = 0  # draft steps that were ruled out before the target's step was complete
     target_forward_passes: int = 0  # one yields several tokens where draft tokens are accepted
+    proposed_tokens: int = 0  # draft tokens for the target's complete requests, where its engine counts them
+    accepted_tokens: int = 0  # of those, the accepted ones
     resumptions: int = 0  # how often the target's engine failed and the reply went on
     closing_tokens: int = 0  # tokens of the reply that close its thinking at the budget; no engine generated them
     target_tokens: TokenCounts = field(default_factory=TokenCounts)
@@ -135,7 +137,7 @@ class ReplyReport:
     def add(self, other: "ReplyReport") -> None:
         """Add the figures of a reply that continued this one."""
         counts = ("steps", "accepted", "verifier_calls", "judge_calls", "refuted", "target_forward_passes")
-        for name in (*counts, "resumptions", "closing_tokens"):
+        for name in (*counts, "proposed_tokens", "accepted_tokens", "resumptions", "closing_tokens"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.target_tokens.add(other.target_tokens)
         self.draft_tokens.add(other.draft_tokens)

@@ -34,6 +34,7 @@ class Stream:
     prompt: PromptCounts | None = None
     prompt_length: int = 0
     resumptions: int = 0  # how often its engine failed and went on, as far as the report does not count it
+    proposals: tuple[int, int] = (0, 0)  # draft tokens of its engine: proposed, accepted
     unread: deque[int] = field(default_factory=deque)
     finish_reason: str | None = None
 
@@ -46,6 +47,7 @@ class Stream:
             if self.prompt is not None and delta.cached_tokens is not None:
                 self.prompt.cached = delta.cached_tokens
             self.resumptions += delta.resumptions
+            self.proposals = delta.proposals or self.proposals
             self.finish_reason = delta.finish_reason or self.finish_reason
             return True
         return False
@@ -174,7 +176,9 @@ class Streams:
             self.clock.prompt = now - self.clock.began
         self.report.target_forward_passes += more
         self.report.resumptions += stream.resumptions
-        stream.resumptions = 0
+        self.report.proposed_tokens += stream.proposals[0]
+        self.report.accepted_tokens += stream.proposals[1]
+        stream.resumptions, stream.proposals = 0, (0, 0)
         return more
 
     def keep_open(self, job: int) -> None:

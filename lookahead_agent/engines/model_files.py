@@ -35,6 +35,28 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise IntegrityError(f"{file} cannot be read: {error}") from error
 
 
+def read_object_in(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The object in a field of a configuration; empty if there is none."""
+    found = config.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def read_weight_names(folder: Path) -> set[str]:
+    """The names of the weights in a model's folder; empty without safetensors files. Raises IntegrityError."""
+    index = folder / "model.safetensors.index.json"
+    try:
+        if index.exists():
+            return set(read_object(index).get("weight_map", {}))
+        names: set[str] = set()
+        for file in folder.glob("*.safetensors"):
+            with open(file, "rb") as opened:  # its header is a JSON object, after eight bytes with its length
+                size = int.from_bytes(opened.read(8), "little")
+                names |= set(json.loads(opened.read(min(size, _MAX_JSON))))
+    except (OSError, ValueError) as error:
+        raise IntegrityError(f"the names of the weights in {folder} cannot be read: {error}") from error
+    return names
+
+
 def read_count(config: Mapping[str, Any], *names: str, default: int | None = None) -> int:
     """Return the first of some fields of a configuration that is present, else `default`.
 

@@ -54,6 +54,9 @@ class Delta:
     # The number of prompt tokens from the engine's prefix cache, in one of the deltas; None in the others, and if a
     # server does not report it
     cached_tokens: int | None = None
+    # Draft tokens that the request's token speculation proposed, and those that the target accepted; in the last delta,
+    # None if the engine does not count them
+    proposals: tuple[int, int] | None = None
     resumptions: int = 0  # how often the engine failed and the generation went on, since the last delta
 
 

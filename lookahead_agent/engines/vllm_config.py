@@ -9,7 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lookahead_agent.engines.model_files import read_config, read_count
+from lookahead_agent.cpu import ENTRY_POINT, REPLAY, REPLAYS, VARIABLE
+from lookahead_agent.engines.model_files import read_config, read_count, read_object_in, read_weight_names
 from lookahead_agent.engines.shared_draft_proposer import PATH
 from lookahead_agent.errors import ConfigurationError, MissingExtraError
 from lookahead_agent.system.machine import available_cores
@@ -25,6 +26,7 @@ class VLLMConfig:
     arguments: tuple[tuple[str, Any], ...] = field(default=())
     beside_draft: bool = False  # whether this is a target that shares its GPU with a draft's engine
     gpus: str | None = None  # `CUDA_VISIBLE_DEVICES` of the engine's processes; None: that of this process
+    mps: str | None = None  # `CUDA_MPS_PIPE_DIRECTORY` of the engine's processes; None: that of this process
 
 
 TokenSpeculation = Literal["auto", "none", "shared_draft", "draft_model", "ngram", "suffix"]
@@ -38,6 +40,14 @@ _DEFAULT_SETTINGS: dict[str, dict[str, Any]] = {
     # The maximum: the proposer chooses the number for each pass.
     "shared_draft": {"num_speculative_tokens": 12},
 }
+
+_MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")  # fields with the number of a target's own layers
+_HEAD_TOKENS = 3  # draft tokens of a head that does not say how many
+_HEADS: dict[str, dict[str, Any]] = {
+    "peagle": {"method": "eagle3", "parallel_drafting": True},
+    "dflash2": {"method": "dflash"},
+}
+"""vLLM's methods for kinds of heads in the format of `speculators` that have another name there."""
 
 CPU_CONTEXT = 8192  # default context length on a CPU, in tokens of prompt and reply
 
@@ -68,14 +78,14 @@ def process_environment(config: VLLMConfig, cores: Sequence[int]) -> dict[str, s
 
     `cores` are the engine's `worker_cores`.
     """
-    if not runs_on_cpu():
-        variables = {name: value for name, value in _gpu_environment(config).items() if name not in os.environ}
-        return variables | ({"CUDA_VISIBLE_DEVICES": config.gpus} if config.gpus is not None else {})
-    from lookahead_agent.cpu import ENTRY_POINT, VARIABLE
-
-    variables = {VARIABLE: "1"}
-    if (plugins := os.environ.get("VLLM_PLUGINS")) is not None:
+    variables = {REPLAYS: "1"} if _replays(config.model) else {}
+    variables |= {VARIABLE: "1"} if runs_on_cpu() else {}
+    if variables and (plugins := os.environ.get("VLLM_PLUGINS")) is not None:
         variables["VLLM_PLUGINS"] = f"{plugins},{ENTRY_POINT}"
+    if not runs_on_cpu():
+        variables |= {name: value for name, value in _gpu_environment(config).items() if name not in os.environ}
+        own = {"CUDA_VISIBLE_DEVICES": config.gpus, "CUDA_MPS_PIPE_DIRECTORY": config.mps}
+        return variables | {name: value for name, value in own.items() if value is not None}
     if engine_arguments(config)["enforce_eager"] and "TORCHDYNAMO_DISABLE" not in os.environ:
         # In eager mode, torch would compile only a helper for log-probabilities: it takes seconds and gains nothing.
         variables["TORCHDYNAMO_DISABLE"] = "1"
@@ -110,6 +120,13 @@ def worker_cores(config: VLLMConfig) -> list[int]:
     if sys.platform != "linux" or _openmp() is None or not arguments["enforce_eager"] or worker_count != 1 or by_user:
         return []
     return parse_cores(config.cores or "")
+
+
+def _replays(model: Path) -> bool:
+    """Whether a folder has a replay model, which vLLM does not know."""
+    file = model / "config.json"
+    architectures = read_config(model).get("architectures") if file.is_file() else None
+    return isinstance(architectures, list) and any(str(name).startswith(REPLAY) for name in architectures)
 
 
 def _openmp() -> Path | None:
@@ -169,6 +186,8 @@ def engine_arguments(config: VLLMConfig) -> dict[str, Any]:
             "max_num_seqs": 32,
             "max_num_batched_tokens": 2048,
         }
+    if dict(config.arguments).get("speculative_config"):
+        arguments["per_request_spec_decode_metrics"] = "summary"
     return arguments | dict(config.arguments)
 
 
@@ -213,6 +232,27 @@ def check_token_speculation(method: str | Mapping[str, Any], engine_args: Mappin
         raise ConfigurationError(f"{name} needs its own model: token_speculation={{'method': {name!r}, 'model': …}}")
     if name == "suffix" and find_spec("arctic_inference") is None:
         raise MissingExtraError("suffix decoding needs a package: pip install arctic-inference, or choose ngram")
+
+
+def brought_speculation(target: Path, head: Path | None) -> dict[str, Any] | None:
+    """vLLM's `speculative_config` for the draft tokens of a target's own layers (MTP), else for those of its head.
+
+    None if it has neither. Raises IntegrityError if a file cannot be read.
+    """
+    config = read_config(target)
+    for part in (config, read_object_in(config, "text_config")):
+        after = f"layers.{part.get('num_hidden_layers')}."  # their place in some models
+        for field_name in filter(part.get, _MTP_LAYERS):
+            if any("mtp" in name or after in name for name in read_weight_names(target)):
+                return {"method": "mtp", "num_speculative_tokens": read_count(part, field_name)}
+    if head is None:
+        return None
+    head_config = read_config(head)
+    methods = read_object_in(head_config, "speculators_config").get("proposal_methods")
+    proposal = methods[0] if isinstance(methods, list) and methods and isinstance(methods[0], dict) else {}
+    method = str(head_config.get("speculators_model_type"))
+    tokens = read_count(proposal, "speculative_tokens", default=_HEAD_TOKENS)
+    return {"model": str(head), "num_speculative_tokens": tokens} | _HEADS.get(method, {"method": method})
 
 
 def uses_shared_draft(speculative_config: Any) -> bool:

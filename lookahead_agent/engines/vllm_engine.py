@@ -245,7 +245,14 @@ class VLLMEngine:
                 if sampling.prompt_logprobs and output.prompt_logprobs is not None:
                     positions = zip(prompt_ids, output.prompt_logprobs, strict=True)
                     known = tuple(entry[token].logprob if entry is not None else None for token, entry in positions)
-                yield Delta(tuple(completion.token_ids), logprobs, completion.finish_reason, known, cached)
+                yield Delta(
+                    tuple(completion.token_ids),
+                    logprobs,
+                    completion.finish_reason,
+                    known,
+                    cached,
+                    _proposals(completion.spec_decode_metrics),
+                )
                 cached = None
                 output = await anext(outputs, None)
         except (EngineDeadError, EngineGenerateError) as error:
@@ -342,6 +349,14 @@ def _job(config: VLLMConfig, shared_draft: SharedDraftBuffer | None, worker_core
         "variables": vllm_config.engine_environment(config),
         "worker_cores": worker_cores,
     }
+
+
+def _proposals(metrics: Any) -> tuple[int, int] | None:
+    """The proposed and the accepted draft tokens of vLLM's figures, which the last output of a request has."""
+    if metrics is None:
+        return None
+    counts = metrics.to_dict()
+    return counts["num_draft_tokens"], counts["num_accepted_draft_tokens"]
 
 
 def _disable_shutdown(llm: Any) -> None:

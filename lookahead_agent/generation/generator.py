@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _PROBE_TOKENS = 16  # tokens in which a reply that may be a call shows that it is one
 _REPORT_FIELDS = (
     *("steps", "accepted", "acceptance_rate", "verifier_calls", "judge_calls", "refuted"),
-    *("target_forward_passes", "resumptions"),
+    *("target_forward_passes", "proposed_tokens", "accepted_tokens", "resumptions"),
 )
 
 Emit = Callable[[TextDelta], None]

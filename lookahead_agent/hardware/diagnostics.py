@@ -12,9 +12,9 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 
-from lookahead_agent.engines.vllm_config import read_trained_context, runs_on_cpu
+from lookahead_agent.engines.vllm_config import runs_on_cpu
 from lookahead_agent.errors import IntegrityError, IsolationError
-from lookahead_agent.hardware.gpus import MIN_CONTEXT, PlannedEngine, context_that_fits, explain_room
+from lookahead_agent.hardware.gpus import PlannedEngine, context_that_fits, explain_room, has_much_room
 from lookahead_agent.models.cache import GGUF, damage
 from lookahead_agent.models.catalogue import ModelFacts, ModelSet
 from lookahead_agent.models.resolve import locate
@@ -136,8 +136,7 @@ def _gpu_memory(models: ModelSet, machine: Machine) -> Iterator[Check]:
     on_one = engines if len(sizes) == 1 else target  # with several GPUs, the draft takes one of its own
     try:
         found = explain_room(on_one, min(sizes))
-        wanted = min(MIN_CONTEXT, read_trained_context(engines["target"][0]))
-        state: State = "ok" if context_that_fits(on_one, min(sizes)) >= wanted else "optional"
+        state: State = "ok" if has_much_room(on_one, min(sizes)) else "optional"
         sharded = {"target": (engines["target"][0], {"tensor_parallel_size": len(sizes)})}
         if not context_that_fits(sharded, min(sizes)):
             state = "missing"

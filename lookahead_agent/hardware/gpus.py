@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lookahead_agent.engines.model_files import read_config, read_count
+from lookahead_agent.engines.model_files import read_config, read_count, read_object_in
 from lookahead_agent.engines.vllm_config import read_trained_context
 from lookahead_agent.errors import ConfigurationError
 
@@ -39,7 +39,10 @@ def visible_gpus() -> list[int]:
     """Bytes of each GPU that vLLM can use."""
     from vllm.platforms import current_platform
 
-    return [int(current_platform.get_device_total_memory(gpu)) for gpu in range(current_platform.device_count())]
+    try:
+        return [int(current_platform.get_device_total_memory(gpu)) for gpu in range(current_platform.device_count())]
+    except NotImplementedError:  # another accelerator
+        return []
 
 
 def parse_gpus(text: str, role: str) -> list[int]:
@@ -125,7 +128,7 @@ def plan_memory(engines: Mapping[str, PlannedEngine], placement: Placement, tota
             room = context_that_fits(group, total)
         if len(group) == 1 and len(engines) > 1:
             explanations.append(f"the {roles[0]} has GPU {', '.join(map(str, placement[roles[0]]))} of its own")
-        elif "target" in group and len(group) > 1:
+        elif "target" in group and (len(group) > 1 or not has_much_room(group, total)):
             explanations.append(explain_room(group, total))
     return MemoryPlan(shares, room, "; ".join(explanations))
 
@@ -185,13 +188,25 @@ def context_that_fits(engines: Mapping[str, PlannedEngine], total: int) -> int:
     return max(blocks, 0) * _BLOCK
 
 
+def has_much_room(engines: Mapping[str, PlannedEngine], total: int) -> bool:
+    """Whether a GPU of `total` bytes has room for a context that nobody needs to have explained."""
+    wanted = _requested_context(engines) or min(MIN_CONTEXT, read_trained_context(engines["target"][0]))
+    return context_that_fits(engines, total) >= wanted
+
+
+def _requested_context(engines: Mapping[str, PlannedEngine]) -> int:
+    """The target's `max_model_len`; 0 if the longest context that fits is wanted."""
+    requested = engines["target"][1].get("max_model_len")
+    return max(requested, 0) if isinstance(requested, int) else 0
+
+
 def explain_room(engines: Mapping[str, PlannedEngine], total: int) -> str:
     """For how many tokens engines share a GPU of `total` bytes; if they are few, also how to get more."""
     room = context_that_fits(engines, total)
     having = "share" if len(engines) > 1 else "has"
     size = f"{total / 2**30:.0f} GiB"
     found = f"{' and '.join(engines)} {having} a GPU of {size} with room for {room} tokens of context"
-    if room >= min(MIN_CONTEXT, read_trained_context(engines["target"][0])):
+    if has_much_room(engines, total):
         return found
     return f"{found}; more room: {explain_ways(engines, total)}"
 
@@ -206,6 +221,8 @@ def explain_ways(engines: Mapping[str, PlannedEngine], total: int) -> str:
         for name, more in _MORE_ROOM.items()
     }
     target = {role: engine for role, engine in engines.items() if role == "target"}
+    if target and _requested_context(engines) > (room := context_that_fits(engines, total)):
+        tokens[f"a shorter context ({{'max_model_len': {room}}})"] = room
     if len(engines) > 1:
         tokens["a second GPU, or the target alone,"] = context_that_fits(target, total)
     sharded = {
@@ -251,15 +268,14 @@ def _size(arguments: Mapping[str, Any], number: int) -> int:
 
 
 def _draft_folders(arguments: Mapping[str, Any]) -> list[Path]:
-    """The folder of the draft model inside the engine, if it has one."""
-    config = arguments.get("speculative_config") or {}
-    return [Path(config["model"])] if config.get("method") == "draft_model" else []
+    """The folder of the draft model or head inside the engine, if it has one."""
+    folder = Path(str((arguments.get("speculative_config") or {}).get("model", "")))
+    return [folder] if (folder / "config.json").is_file() else []
 
 
 def _text_config(folder: Path) -> dict[str, Any]:
     config = read_config(folder)
-    inner = config.get("text_config")
-    return inner if inner and isinstance(inner, dict) else config
+    return read_object_in(config, "text_config") or read_object_in(config, "transformer_layer_config") or config
 
 
 def _head_size(config: Mapping[str, Any]) -> int:

@@ -64,6 +64,8 @@ class ModelSet:
     embedding: ModelFacts = MINILM  # the sentence-transformers model of the `embedding` verifier
     # The model that judges step pairs; None: the target, which also judges where a GPU has no room for this one
     judge: ModelFacts | None = None
+    # A head for the target that proposes draft tokens on a GPU, in the format of `speculators`; None: none is known
+    head: ModelFacts | None = None
     context_length: int = 32768  # tokens of prompt and reply that the target was trained for
     thinking: ThinkingTags | None = None  # the tags around the thinking; None: the model has none
     # Defaults of calls, as the model card recommends
@@ -128,6 +130,7 @@ CATALOGUE: dict[str, ModelSet] = {
             draft=ModelFacts("Qwen/Qwen3-1.7B"),
             embedding=PAPER_EMBEDDING,
             judge=PAPER_JUDGE,
+            head=ModelFacts("RedHatAI/Qwen3-32B-speculator.eagle3"),
             thinking=_THINKING,
             sampling=_QWEN3_SAMPLING,
             note="the paper's Qwen3 pair; one GPU of 80 GiB has room for 12,000 tokens, a second one for the judge",
@@ -136,6 +139,7 @@ CATALOGUE: dict[str, ModelSet] = {
             name="qwen3-8b",
             target=ModelFacts("Qwen/Qwen3-8B"),
             draft=ModelFacts("Qwen/Qwen3-0.6B"),
+            head=ModelFacts("RedHatAI/Qwen3-8B-speculator.eagle3"),
             thinking=_THINKING,
             sampling=_QWEN3_SAMPLING,
             note="a GPU of 24 GiB has room for the target alone; the pair takes 40 GiB, or two GPUs",

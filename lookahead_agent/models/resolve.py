@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from lookahead_agent.engines.model_files import read_config, read_object_in
 from lookahead_agent.errors import ConfigurationError, DownloadError, IntegrityError, ModelNotFoundError
 from lookahead_agent.models.cache import damage
 from lookahead_agent.models.catalogue import CATALOGUE, MINILM, ModelFacts, ModelSet
@@ -33,6 +34,8 @@ def choose_models(
     damaged target, and ConfigurationError for a target without a draft if one is wanted.
     """
     models = _known_set(model) or ModelSet("", _facts(model), None)
+    if (target := _target_of(models.target)) is not None:
+        models = replace(_known_set(target) or ModelSet("", _facts(target), None), head=models.target)
     if (folder := Path(models.target.hub_id)).is_dir():
         # Weights, which may be on a server, are checked when they load; the target can run without a damaged draft.
         _require_undamaged(models.target, folder, _TOKENIZER)
@@ -50,6 +53,15 @@ def choose_models(
     if judge is not None:
         models = replace(models, judge=CATALOGUE[judge.lower()].target if judge.lower() in CATALOGUE else _facts(judge))
     return models
+
+
+def _target_of(facts: ModelFacts) -> str | None:
+    """The target of a head in a folder, as its `speculators` configuration names it; None for another model."""
+    if not (folder := Path(facts.hub_id)).is_absolute() or not folder.is_dir():
+        return None
+    speculators = read_object_in(read_config(folder), "speculators_config")
+    name = read_object_in(speculators, "verifier").get("name_or_path")
+    return name if isinstance(name, str) else None
 
 
 def has_draft(model: str) -> bool:

@@ -67,12 +67,13 @@ class ModeChooser:
     """Chooses engines, and among the modes that they offer, separately for each node of a graph.
 
     It starts with the measurements of `records`, the last of which gets those of `keep`. `configuration` names the
-    engines that write the replies.
+    engines that write the replies; `prior` has the assumed seconds of untried modes.
     """
 
-    def __init__(self, *records: PaceRecord, configuration: str = "") -> None:
+    def __init__(self, *records: PaceRecord, configuration: str = "", prior: Mapping[Mode, float] = PRIOR) -> None:
         self.record = records[-1] if records else None
         self.configuration = configuration
+        self._prior = prior
         self._measured: Measurements = {}
         for record in records:
             self._measured |= record.read()
@@ -195,7 +196,7 @@ class ModeChooser:
             state = self._nodes.get((series.node, series.load)) if series.configuration == self.configuration else None
             chosen = "chosen" if state is not None and state.mode == series.mode else ""
             pace = self._pace(series)
-            figures = f"{PRIOR[series.mode]:.1f}", "" if pace is None else f"{1000 * pace:.1f}", str(len(found))
+            figures = f"{self._prior[series.mode]:.1f}", "" if pace is None else f"{1000 * pace:.1f}", str(len(found))
             node = series.node if series.node.isprintable() else ascii(series.node)
             rows.append(
                 (series.configuration, node[:_MAX_WIDTH] or "(all)", series.load, series.mode, *figures, chosen)
@@ -242,7 +243,7 @@ class ModeChooser:
         A mode without replies of the node under this load has, in proportion, what the next level says: the node's
         replies that ran alone, those of all nodes, and the table.
         """
-        expected = {mode: PRIOR[mode] for mode in modes}
+        expected = {mode: self._prior[mode] for mode in modes}
         has_replies = False
         for level in (self._series("off"), self._series("off", node=node), self._series("off", load, node)):
             paces = {mode: pace for mode in modes if (pace := self._pace(level._replace(mode=mode))) is not None}

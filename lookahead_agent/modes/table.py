@@ -40,6 +40,8 @@ LOOKAHEAD: tuple[EngineMode, ...] = ("lr", "lr+sd", "lr+shared_draft")  # modes 
 
 PRIOR: Mapping[Mode, float] = {"sd": 1.0, "lr+sd": 1.1, "lr": 1.3, "off": 1.4}
 """Assumed seconds per token of an untried mode, relative to those of "sd"."""
+GPU_PRIOR: Mapping[Mode, float] = {"sd": 1.0, "lr+sd": 1.1, "off": 1.2, "lr": 1.3}
+"""The same on a GPU: a node begins without draft steps, and a trial decides whether they add."""
 HYSTERESIS = 0.1  # share of time by which another mode must be faster before a node switches to it
 MAX_PROMPT_TOKENS_PER_REPLY_TOKEN = 40.0
 """Prompt tokens per reply token above which a draft model is left out. Its draft tokens pay for half of them. Measured

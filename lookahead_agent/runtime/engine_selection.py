@@ -3,7 +3,7 @@
 import filecmp
 import importlib.metadata
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,14 @@ from lookahead_agent.models.catalogue import ModelSet
 from lookahead_agent.models.conversion import is_quantized
 from lookahead_agent.modes.chooser import ModeChooser
 from lookahead_agent.modes.record import PaceRecord
-from lookahead_agent.modes.table import Configuration, Kernel, Precision, SpeculationMethod, configuration_name
+from lookahead_agent.modes.table import (
+    GPU_PRIOR,
+    Configuration,
+    Kernel,
+    Precision,
+    SpeculationMethod,
+    configuration_name,
+)
 from lookahead_agent.runtime.weights import Platform, Weights, weights_in
 from lookahead_agent.system.inventory import gpus
 
@@ -26,9 +33,10 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "added_tokens.jso
 """Files of a tokenizer; without the first, a folder has no vocabulary."""
 _VERSION = importlib.metadata.version("lookahead-agent")
 _ALONE_ON_GPU = (
-    "the target runs alone: on a GPU the speed of a draft is known as an upper bound only. A depth, or "
-    "token_speculation='shared_draft', adds the draft"
+    "the target runs alone: it brings no head, and on a GPU the speed of a draft is known as an upper bound only. A "
+    "depth, or token_speculation='shared_draft', adds the draft"
 )
+_DRAFT_ON_FREE_GPU = "the target writes alone, and each node learns whether the steps of the draft make it faster"
 _KERNEL_OF_DTYPE: Mapping[str, Kernel] = {"float32": "fp32", "float": "fp32", "bfloat16": "bf16"}
 
 
@@ -51,6 +59,7 @@ class RuntimeSpec:
     cores: tuple[str, str] | None = None
     # GPUs of target, draft and judge by role, such as "0,1"; the library chooses those of a role that is left out
     gpus: Mapping[str, str] = field(default_factory=dict)
+    mps: bool = True  # whether engines on one GPU have a server of NVIDIA's Multi-Process Service
     draft_engine: bool = False  # whether the draft needs an engine of its own, because step speculation is forced
 
     @property
@@ -93,6 +102,8 @@ class EngineSetup:
     on_cpu: bool = False  # whether the target runs on this machine's CPU, whose cores other programs use too
     modes: ModeChooser = field(default_factory=ModeChooser, compare=False, repr=False)  # has chosen these engines
     alone_when_busy: bool = False  # whether the target writes alone while several requests run
+    mps: bool = True  # whether engines on one GPU may have an MPS server
+    brings_speculation: bool = False  # whether the draft tokens are those of the target's own head or layers
 
     @property
     def draft_tokens(self) -> int:
@@ -103,10 +114,30 @@ class EngineSetup:
         ranges = config.get("num_speculative_tokens_per_batch_size")
         return int(ranges[0][2] if ranges else config.get("num_speculative_tokens", 0))
 
-    def without_shared_draft(self, problem: str) -> "EngineSetup":
-        """The same engines without the shared draft, with which the target did not start."""
-        reason = f"the target runs without a shared draft, because it did not start with one: {problem}"
-        return EngineSetup(self.target, self.draft, self.draft_engine, precision=self.precision, reason=reason)
+    def simplify(self, problem: str, *, uses_mps: bool) -> "EngineSetup | None":
+        """The same engines without optional draft tokens and an MPS server, with which they did not start.
+
+        None if they have neither.
+        """
+        optional = "a shared draft" if self.speculation_method == "shared_draft" else ""
+        optional = self.speculation_method if self.brings_speculation else optional
+        left_out = [*filter(None, (optional, "an MPS server" if uses_mps else ""))]
+        if not left_out:
+            return None
+        reason = f"the engines run without {' and '.join(left_out)}, because they did not start so: {problem}"
+        if not optional:
+            return replace(self, reason=reason, mps=False)
+        return EngineSetup(
+            self.target, self.draft, self.draft_engine, precision=self.precision, reason=reason, mps=not uses_mps
+        )
+
+    def explain_on_gpu(self, brought: Mapping[str, Any] | None) -> "EngineSetup":
+        """Add why a GPU's automatic configuration has the draft tokens that the target brings, or none."""
+        if brought is None:
+            return replace(self, reason=_DRAFT_ON_FREE_GPU, alone_when_busy=True) if self.draft_engine else self
+        source = Path(str(brought["model"])).name if "model" in brought else "its own layers"
+        reason = f"the target's tokens are drafted by {source} ({brought['method']}), which is lossless"
+        return replace(self, reason=reason, brings_speculation=True)
 
 
 def select_engines(
@@ -179,7 +210,7 @@ def _chooser(spec: RuntimeSpec, target: Path | None, draft: Path | None, platfor
     if platform.on_cpu:  # speeds of the target alone hold for any draft
         return ModeChooser(*(PaceRecord(models) for models in ([folders[0]], folders)))
     settings = (str(sorted(each.items())) for each in (spec.target_arguments, spec.draft_arguments, spec.gpus))
-    return ModeChooser(PaceRecord([*folders, *gpus(), *settings]))
+    return ModeChooser(PaceRecord([*folders, *gpus(), *settings, str(spec.mps)]), prior=GPU_PRIOR)
 
 
 def _methods(

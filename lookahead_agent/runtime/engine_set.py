@@ -212,7 +212,11 @@ class EngineSet:
         if tokens >= _MIN_TOKENS:
             found["writing"] = report.pace(tokens)
             if mode == "sd" and passes >= _MIN_PASSES and self.engine_setup and self.engine_setup.draft_tokens:
-                found["acceptance"] = acceptance_rate_of((tokens - 1) / (passes - 1), self.engine_setup.draft_tokens)
+                length = self.engine_setup.draft_tokens
+                per_pass = (tokens - 1) / (passes - 1)
+                if report.proposed_tokens:
+                    per_pass = 1 + length * report.accepted_tokens / report.proposed_tokens
+                found["acceptance"] = acceptance_rate_of(per_pass, length)
         if read >= _MIN_READ_TOKENS:
             found["prefill"] = report.seconds["prompt"] / read
         if not found:

@@ -5,6 +5,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.engines.servers import Server
 from lookahead_agent.engines.tokenizer import HFTokenizer
 from lookahead_agent.engines.vllm_config import VLLMConfig, as_arguments
-from lookahead_agent.errors import ConfigurationError, EngineError, LookaheadError
+from lookahead_agent.errors import ConfigurationError, EngineError, IntegrityError, LookaheadError
 from lookahead_agent.hardware.gpus import (
     MIN_CONTEXT,
     MemoryPlan,
@@ -26,6 +27,7 @@ from lookahead_agent.hardware.gpus import (
     visible_devices,
     visible_gpus,
 )
+from lookahead_agent.hardware.mps import SERVICE, MPSUse, MultiProcessService
 from lookahead_agent.models.catalogue import CATALOGUE, ModelFacts
 from lookahead_agent.models.resolve import fetch, fetch_tokenizer
 from lookahead_agent.runtime.engine_selection import EngineSetup, RuntimeSpec, select_engines
@@ -53,6 +55,7 @@ class Loaders:
     fetch_config: Callable[[ModelFacts, Progress], Path] = fetch_tokenizer
     gpus: Callable[[], Sequence[int]] = visible_gpus  # bytes of each
     plan_memory: Callable[..., MemoryPlan] = plan_memory
+    mps: MultiProcessService = SERVICE
 
 
 class EngineLauncher:
@@ -69,10 +72,12 @@ class EngineLauncher:
         self.judge_problem: str | None = None  # why the catalogue's judge has no room, so that the target judges
         self._memory = MemoryPlan({})
         self._placement: Mapping[str, Sequence[int]] = {}
+        self._mps: MPSUse | None = None
+        self._mps_uses: list[MultiProcessService] = []  # whose servers this launcher keeps running
         self._held_lock = threading.Lock()
         self._releases = 0
         # The finalizers must not keep the launcher alive, so they get the lists and no bound method.
-        weakref.finalize(self, _release, loaders.pool, self.held)
+        weakref.finalize(self, _release, loaders.pool, self.held, self._mps_uses)
         # At exit no loop runs coroutines any more, and the system closes connections.
         weakref.finalize(self, _disconnect, self._servers).atexit = False
 
@@ -86,8 +91,8 @@ class EngineLauncher:
         await asyncio.gather(*map(in_daemon_thread, conversions))
 
     async def place(self) -> None:
-        """Place the engines of `setup` on GPUs, divide the memory that they share, and add both to the reason."""
-        self._memory, self._placement, self.judge_problem = MemoryPlan({}), {}, None
+        """Place the engines of `setup` on GPUs, divide those that they share, and add both to the reason."""
+        self._memory, self._placement, self.judge_problem, self._mps = MemoryPlan({}), {}, None, None
         if self.platform.on_cpu:
             if self._spec.gpus:
                 raise ConfigurationError("gpus are for vLLM's CUDA build, and this one is for CPUs: leave them out")
@@ -97,9 +102,42 @@ class EngineLauncher:
             engines["judge"] = (judge, self._spec.judge_arguments)
         if len(engines) > 1 or self._spec.gpus:
             await in_daemon_thread(lambda: self._plan(engines))
+        elif engines:
+            with suppress(IntegrityError):  # vLLM knows shapes that the plan does not
+                await in_daemon_thread(lambda: self._plan(engines))
+        if self._memory.shares:
+            self._mps = await in_daemon_thread(partial(self._acquire_mps, self._releases))
         if self._memory.explanation:
-            explained = ". ".join(filter(None, (self.setup.reason, self._memory.explanation, self.judge_problem)))
-            self.setup = replace(self.setup, reason=explained)
+            mps = self._mps.explanation if self._mps is not None else None
+            reasons = (self.setup.reason, self._memory.explanation, mps, self.judge_problem)
+            self.setup = replace(self.setup, reason=". ".join(filter(None, reasons)))
+
+    def has_gpu_for_draft(self) -> bool:
+        """Whether the target leaves a GPU free, so that a draft costs it nothing; raises ConfigurationError."""
+        spec = self._spec
+        if self.platform.on_cpu or spec.models.draft is None or not spec.is_local("target", "draft"):
+            return False
+        arguments = {"target": spec.target_arguments, "draft": spec.draft_arguments}
+        placed = place_engines(arguments, spec.gpus, len(self.loaders.gpus()))
+        return not set(placed["target"]) & set(placed["draft"])
+
+    @property
+    def uses_mps(self) -> bool:
+        """Whether the engines were started under an MPS server of this process."""
+        return self._mps is not None and self._mps.folder is not None
+
+    def _acquire_mps(self, releases: int) -> MPSUse:
+        if not (self._spec.mps and self.setup.mps):
+            return MPSUse("The engines of a GPU take turns, unless an MPS server runs")
+        use = self.loaders.mps.acquire()
+        if use.folder is not None:
+            with self._held_lock:
+                if self._releases == releases:
+                    self._mps_uses.append(self.loaders.mps)
+                    return use
+            self.loaders.mps.release()
+            raise EngineError("the engines were closed while they started")
+        return use
 
     def _local_engines(self) -> dict[str, PlannedEngine]:
         """Folders and arguments of the engines that start here, by role."""
@@ -196,7 +234,8 @@ class EngineLauncher:
         # An engine without a variable of its own begins at the first GPU too.
         first = list(numbers) == list(range(len(numbers))) and role not in spec.gpus
         gpus = None if first else visible_devices(numbers, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        return VLLMConfig(folder, cores, as_arguments(arguments), beside_draft=beside_draft, gpus=gpus)
+        mps = self._mps.folder if self._mps is not None and role in self._memory.shares else None
+        return VLLMConfig(folder, cores, as_arguments(arguments), beside_draft=beside_draft, gpus=gpus, mps=mps)
 
     async def remote_engine(self, role: str) -> OpenAIEngine:
         """An engine on this role's server, not yet connected."""
@@ -216,13 +255,15 @@ class EngineLauncher:
         """Shut down engines without other users, including those still starting, and close connections."""
         with self._held_lock:
             self._releases += 1
-        _release(self.loaders.pool, self.held)
+        _release(self.loaders.pool, self.held, self._mps_uses)
         _disconnect(self._servers)
 
 
-def _release(pool: EnginePool, held: list[VLLMConfig]) -> None:
+def _release(pool: EnginePool, held: list[VLLMConfig], mps_uses: list[MultiProcessService]) -> None:
     while held:
         pool.release(held.pop())
+    while mps_uses:
+        mps_uses.pop().release()
 
 
 def _disconnect(servers: list[Server]) -> None:

@@ -10,18 +10,19 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from lookahead_agent.engines.counting_tokenizer import load_counting_tokenizer
 from lookahead_agent.engines.protocol import Engine
 from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.engines.vllm_config import (
     CPU_CONTEXT,
+    brought_speculation,
     read_trained_context,
     require_vllm,
     speculates_by_draft_model,
 )
-from lookahead_agent.errors import ConfigurationError, EngineStartError, LookaheadError, ModelError
+from lookahead_agent.errors import ConfigurationError, EngineStartError, IntegrityError, LookaheadError, ModelError
 from lookahead_agent.models.resolve import fetch_tokenizer, folder_with_config
 from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.runtime.engine_selection import RuntimeSpec
@@ -42,6 +43,7 @@ class _Start:
     """A start of the engines, which no single call owns."""
 
     with_draft: bool  # whether a call needs the draft in an engine of its own
+    speculates: bool  # whether its policy may accept draft steps
     drains: bool = False  # whether it waits for the running replies, or has ended their engines
     drained: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[Exception | None] | None = None
@@ -62,6 +64,7 @@ class Runtime:
         self.spec = spec
         self.models = spec.models
         self._with_draft = expects_draft and spec.has_draft
+        self._tries_draft = False  # whether the draft has an engine because a GPU is free for it
         self._initialize(LogProgress(), loaders or Loaders())
         self._holders: weakref.WeakSet[object] = weakref.WeakSet()
         self._tokenizer_lock = threading.Lock()
@@ -169,7 +172,7 @@ class Runtime:
                 f"the policy {policy.name!r} needs a draft model: name one with draft_model=… (--draft)"
             )
         if (start := self._start) is None:
-            start = self._start = _Start(policy.forces_speculation)
+            start = self._start = _Start(policy.forces_speculation, policy.speculates)
             start.task = asyncio.create_task(self._run_start(start))
         assert start.task is not None
         await asyncio.wait({start.task})
@@ -209,8 +212,12 @@ class Runtime:
         if self.running is not None and not start.with_draft:
             logger.warning("the target's process has ended: starting the engines again")
         with_draft = had_draft or start.with_draft
+        may_try = not with_draft and (self._tries_draft or start.speculates)
+        self._tries_draft = may_try and await in_daemon_thread(launcher.has_gpu_for_draft)
         # The running engines serve calls during the downloads. Later calls wait, or the replies would never all end.
-        folders = await asyncio.gather(self._fetch_target(), self._fetch_draft(with_draft))
+        folders = await asyncio.gather(
+            self._fetch_target(), self._fetch_draft(with_draft or self._tries_draft), self._fetch_head()
+        )
         start.drains = True
         while self._calls:
             start.drained.clear()
@@ -224,21 +231,24 @@ class Runtime:
             self._with_draft = had_draft  # the policy of one call must not fail those of others
             raise
 
-    async def _start_with(self, target_folder: Path | None, draft: tuple[Path | None, str | None]) -> None:
+    async def _start_with(
+        self, target_folder: Path | None, draft: tuple[Path | None, str | None], head: Path | None
+    ) -> None:
         spec, launcher, (draft_folder, problem) = self.spec, self.launcher, draft
         try:
-            await self._select_engines(target_folder, draft_folder)
+            await self._select_engines(target_folder, draft_folder, head)
         except ModelError as error:
             if draft_folder is None:
                 raise
             problem = str(error)
-            await self._select_engines(target_folder, None)
+            await self._select_engines(target_folder, None, head)
         try:
             target, started_draft = await self._start_engines()
         except EngineStartError as error:
-            if launcher.setup.speculation_method != "shared_draft":
+            simpler = launcher.setup.simplify(str(error), uses_mps=launcher.uses_mps)
+            if simpler is None:
                 raise
-            launcher.setup = launcher.setup.without_shared_draft(str(error))
+            launcher.setup = simpler
             logger.warning("%s", launcher.setup.reason)
             target, started_draft = await self._start_engines()
         engines = EngineSet(target, engine_setup=launcher.setup, names=spec.names)
@@ -282,6 +292,33 @@ class Runtime:
         except LookaheadError as error:
             return None, str(error)
 
+    async def _fetch_head(self) -> Path | None:
+        """The folder of the head that drafts the target's tokens; None without one, or if it could not be fetched."""
+        head = self.spec.models.head
+        if head is None or not self._chooses_on_gpu:
+            return None
+        try:
+            return await self.launcher.fetch(head)
+        except LookaheadError as error:
+            logger.warning("the target runs without its head: %s", error)
+            return None
+
+    @property
+    def _chooses_on_gpu(self) -> bool:
+        """Whether the library chooses how draft tokens are made for a target on a GPU."""
+        spec = self.spec
+        is_free = spec.token_speculation == "auto" and "speculative_config" not in spec.target_arguments
+        return is_free and spec.is_local("target") and not self.launcher.platform.on_cpu
+
+    async def _brought_speculation(self, target: Path | None, head: Path | None) -> dict[str, Any] | None:
+        if target is None or not self._chooses_on_gpu:
+            return None
+        try:
+            return await in_daemon_thread(partial(brought_speculation, target, head))
+        except IntegrityError as error:
+            logger.warning("the target runs without draft tokens of its own: %s", error)
+            return None
+
     def _may_use_draft(self, with_draft: bool) -> bool:
         """Whether the draft may be used, for steps (`with_draft`) or for draft tokens."""
         method = self.spec.token_speculation
@@ -289,16 +326,23 @@ class Runtime:
         tries_drafts = name == "auto" and self.launcher.platform.on_cpu
         return with_draft or tries_drafts or name in ("draft_model", "shared_draft")
 
-    async def _select_engines(self, target: Path | None, draft: Path | None) -> None:
+    async def _select_engines(self, target: Path | None, draft: Path | None, head: Path | None) -> None:
         """Select the engines to start, and convert the weights to their precision."""
         spec, launcher = self.spec, self.launcher
         method = spec.token_speculation if target is not None else "none"
+        brought = await self._brought_speculation(target, head)
+        if brought is not None:
+            method = brought
+        elif self._chooses_on_gpu and self._tries_draft:
+            method = "none"  # steps only, which a node can leave out
         if draft is None and spec.has_draft and spec.is_local("draft") and speculates_by_draft_model(method):
             method = "none"  # it could not be fetched; the target works without it
-        own_engine = (self._with_draft or not spec.is_local("target")) and draft is not None
-        adapted_spec = replace(spec, token_speculation=method, draft_engine=own_engine)
+        own_engine = self._with_draft or self._tries_draft or not spec.is_local("target")
+        adapted_spec = replace(spec, token_speculation=method, draft_engine=own_engine and draft is not None)
         select = partial(launcher.loaders.select, adapted_spec, target, draft, launcher.platform)
         launcher.setup = await in_daemon_thread(select)
+        if brought is not None or (self._chooses_on_gpu and self._tries_draft):
+            launcher.setup = launcher.setup.explain_on_gpu(brought)
         await launcher.write(launcher.setup.target, launcher.setup.draft)
 
     async def _start_target(self) -> Engine:

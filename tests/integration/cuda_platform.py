@@ -62,6 +62,10 @@ def pretend_gpus() -> None:
             return 8
 
     platforms.current_platform = GPUs()
+    # What vLLM finds out about a model's class is kept by a module that imports kernels.
+    from vllm.model_executor.models import registry
+
+    registry._LazyRegisteredModel._save_modelinfo_to_cache = lambda *_: None
 
 
 def _cache_bytes(config: Any, arguments: dict[str, Any]) -> tuple[int, int]:
@@ -118,6 +122,7 @@ def engine_configurations(fields: dict[str, Any]) -> list[dict[str, Any]]:
                     else None,
                     "draft_tokens": speculative.num_speculative_tokens if speculative is not None else 0,
                     "method": speculative.method if speculative is not None else None,
+                    "counts": config.observability_config.per_request_spec_decode_metrics,
                     "runner": environment.get("VLLM_USE_V2_MODEL_RUNNER"),
                     "devices": environment.get("CUDA_VISIBLE_DEVICES"),
                     "cache bytes": _cache_bytes(config, job["arguments"]),

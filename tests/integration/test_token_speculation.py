@@ -56,6 +56,9 @@ def test_token_speculation_is_lossless(
     ) as llm:
         assert_lossless(llm, target_ids)
         assert method_of(llm, tiny_pair[0]) == name
+        replies = [message.response_metadata["lookahead"] for message in llm.batch(QUESTIONS, policy="off")]
+        assert all(reply["accepted_tokens"] <= reply["proposed_tokens"] for reply in replies)
+        assert sum(reply["accepted_tokens"] for reply in replies) > 0, "vLLM counts them"
         if method == "shared_draft":
             speculative = [message.response_metadata for message in llm.batch(QUESTIONS, policy="off")]
             assert [reply["token_ids"] for reply in speculative] == target_ids

@@ -63,14 +63,39 @@ _MODELS: dict[str, tuple[tuple[int, ...], dict[str, Any], int]] = {
     ),
 }
 """Shapes and numbers of weights of the catalogue's models and their judge, as published."""
-ROOM: dict[str, dict[int, tuple[int, int]]] = {
-    "qwen2.5-coder-1.5b": {24: (625_552, 348_224), 40: (1_176_816, 734_112), 80: (2_554_944, 1_698_800)},
-    "qwen2.5-coder-1.5b-smollm2": {24: (625_552, 289_728), 48: (1_452_432, 748_192), 80: (2_554_944, 1_359_472)},
-    "qwen3-8b": {24: (31_456, 2_896), 40: (138_656, 63_200), 48: (192_240, 93_344), 80: (406_624, 213_920)},
-    "qwen3-32b": {24: (0, 0), 40: (0, 0), 48: (0, 0), 80: (41_248, 12_432)},
-    "deepseek-r1-distill-qwen-32b": {24: (0, 0), 40: (0, 0), 48: (0, 0), 80: (41_248, 15_728)},
+ROOM: dict[str, dict[int, tuple[int, int, int]]] = {
+    "qwen2.5-coder-1.5b": {
+        24: (625_552, 348_224, 1_358_816),
+        40: (1_176_816, 734_112, 2_461_312),
+        48: (1_452_432, 927_040, 3_012_560),
+        80: (2_554_944, 1_698_800, 5_217_568),
+    },
+    "qwen2.5-coder-1.5b-smollm2": {
+        24: (625_552, 289_728, 1_358_816),
+        40: (1_176_816, 595_360, 2_461_312),
+        48: (1_452_432, 748_192, 3_012_560),
+        80: (2_554_944, 1_359_472, 5_217_568),
+    },
+    "qwen3-8b": {
+        24: (31_456, 2_896, 174_048),
+        40: (138_656, 63_200, 388_416),
+        48: (192_240, 93_344, 495_600),
+        80: (406_624, 213_920, 924_352),
+    },
+    "qwen3-32b": {
+        24: (0, 0, 0),
+        40: (0, 0, 31_008),
+        48: (0, 0, 91_312),
+        80: (41_248, 12_432, 332_480),
+    },
+    "deepseek-r1-distill-qwen-32b": {
+        24: (0, 0, 0),
+        40: (0, 0, 31_008),
+        48: (0, 0, 91_296),
+        80: (41_248, 15_728, 332_464),
+    },
 }
-"""Tokens of context by set and GiB of a GPU: for the target alone, and with its draft."""
+"""Tokens of context by set and GiB of a GPU: for the target, for it with its draft, and for it on two such GPUs."""
 DUMMY = {"load_format": "dummy"}
 
 
@@ -133,8 +158,11 @@ def test_room_of_every_set_on_gpus_that_people_have(catalogue: dict[str, Path], 
     alone: dict[str, PlannedEngine] = {"target": (catalogue[models.target.hub_id], {})}
     pair = alone | {"draft": (catalogue[models.draft.hub_id], {})}
     judged = pair | ({"judge": (catalogue[models.judge.hub_id], {})} if models.judge is not None else {})
-    for gib, (target, both) in ROOM[name].items():
+    sharded: dict[str, PlannedEngine] = {"target": (alone["target"][0], {"tensor_parallel_size": 2})}
+    assert list(ROOM[name]) == [24, 40, 48, 80]
+    for gib, (target, both, on_two) in ROOM[name].items():
         total = gib * GIB
+        assert context_that_fits(sharded, total) == on_two, gib
         assert context_that_fits(alone, total) == target, gib
         assert context_that_fits(pair, total) == both, gib
         own = plan_memory(pair, place_engines({role: {} for role in pair}, {}, 2), [total, total])
@@ -174,6 +202,21 @@ def test_explanation_says_what_makes_room_with_the_tokens(catalogue: dict[str, P
     assert "a second GPU, or the target alone, 31456 tokens" in found
     assert "{'tensor_parallel_size': 2}) 40960 tokens" in found, "no more than the trained context"
     assert "more room" not in explain_room(engines, 80 * GIB)
+    long = {"target": (engines["target"][0], {"max_model_len": 40960})}
+    found = explain_room(long, 24 * GIB)
+    assert "a shorter context ({'max_model_len': 31456}) 31456 tokens" in found
+    assert "a second GPU" not in found, "the target has the first for itself"
+    short = {"target": (engines["target"][0], {"max_model_len": 8192})}
+    assert "more room" not in explain_room(short, 24 * GIB)
+
+
+def test_lone_target_with_little_room_has_it_explained(catalogue: dict[str, Path]) -> None:
+    alone: dict[str, PlannedEngine] = {"target": (catalogue["Qwen/Qwen3-32B"], {})}
+    plan = plan_memory(alone, {"target": [0]}, [48 * GIB])
+    assert plan.shares == {}
+    assert plan.explanation.startswith("target has a GPU of 48 GiB with room for 0 tokens of context; more room: fp8")
+    assert "{'tensor_parallel_size': 2}) 40960 tokens" in plan.explanation
+    assert plan_memory(alone, {"target": [0]}, [80 * GIB]).explanation == ""
 
 
 def test_engines_are_placed_on_gpus_of_their_own() -> None:

@@ -61,7 +61,7 @@ for name in ("fcntl", "grp", "pwd", "resource", "termios"):
 
 import lookahead_agent
 # Programs of their own, what torch or vLLM imports, and the daemon, which needs Unix sockets.
-LINUX = ("cpu", "models.int8_folder", "server.daemon", "server.uvicorn_server")
+LINUX = ("cpu", "models.int8_folder", "replay.model", "server.daemon", "server.uvicorn_server")
 failed = []
 def load(package):
     for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):

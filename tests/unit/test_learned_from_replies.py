@@ -38,8 +38,14 @@ class SharedCPUTime(CPUTime):
         return self.others
 
 
-def chat(record: PaceRecord, tokens_per_delta: int, others: float = 0.0, **fields: Any) -> ChatLookahead:
-    target = ScriptedEngine(
+def chat(
+    record: PaceRecord,
+    tokens_per_delta: int,
+    others: float = 0.0,
+    engine: type[ScriptedEngine] = ScriptedEngine,
+    **fields: Any,
+) -> ChatLookahead:
+    target = engine(
         ScriptedTokenizer(), reply_script(lambda _: "one two three four " * 20, 0.2), tokens_per_delta=tokens_per_delta
     )
     engine_setup = EngineSetup(
@@ -67,6 +73,21 @@ def test_replies_record_pace_and_acceptance_rate(record: PaceRecord, tokens: int
     assert Series(CONFIGURATION.name, "sd", node="|off") in record.read(), "the node has its own"
     assert "(all)" in llm.explain()
     assert "|off" in llm.explain()
+
+
+class CountingEngine(ScriptedEngine):
+    """Proposes ten draft tokens for each request, of which the target accepts eight."""
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
+        async for delta in super().generate(prompt_ids, sampling):
+            yield replace(delta, proposals=(10, 8)) if delta.finish_reason is not None else delta
+
+
+def test_figures_of_the_engine_go_before_counted_passes(record: PaceRecord) -> None:
+    llm = chat(record, 1, engine=CountingEngine)
+    found = [llm.invoke("?").response_metadata["lookahead"] for _ in range(3)]
+    assert {(figures["proposed_tokens"], figures["accepted_tokens"]) for figures in found} == {(10, 8)}
+    assert ModeChooser(record).acceptance_rate == pytest.approx(0.86, abs=0.001), "1 + 2 · 0.8 tokens per pass"
 
 
 def test_short_reply_is_not_recorded(record: PaceRecord) -> None:

@@ -14,6 +14,7 @@ from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
 from lookahead_agent.engines.servers import RemoteModel
 from lookahead_agent.engines.vllm_config import VLLMConfig, process_environment, runs_on_cpu
 from lookahead_agent.errors import ConfigurationError, DiskSpaceError, EngineError, EngineStartError, LookaheadError
+from lookahead_agent.hardware.mps import MultiProcessService
 from lookahead_agent.models.catalogue import ModelFacts
 from lookahead_agent.models.resolve import choose_models
 from lookahead_agent.policy import as_policy
@@ -257,7 +258,13 @@ def small_model_folder(facts: ModelFacts, progress: object) -> Path:
     return folder
 
 
-def gpu_loaders(pool: Pool, select: Any = select_requested, gpus: int = 1, size: int = GPU_BYTES) -> Loaders:
+def gpu_loaders(
+    pool: Pool,
+    select: Any = select_requested,
+    gpus: int = 1,
+    size: int = GPU_BYTES,
+    mps: MultiProcessService | None = None,
+) -> Loaders:
     return Loaders(
         small_model_folder,  # type: ignore[arg-type]
         select,
@@ -265,6 +272,7 @@ def gpu_loaders(pool: Pool, select: Any = select_requested, gpus: int = 1, size:
         platform=Platform(on_cpu=False),
         fetch_config=small_model_folder,  # type: ignore[arg-type]
         gpus=lambda: [size] * gpus,
+        mps=mps or MultiProcessService("no-such-program"),
     )
 
 
@@ -379,7 +387,7 @@ def test_a_target_that_fails_with_a_shared_draft_starts_without_one() -> None:
     assert engines.draft is not None
     assert engines.engine_setup is not None
     assert engines.engine_setup.speculation_method == "none"
-    assert "it did not start with one: no such proposer. " in engines.engine_setup.reason
+    assert "without a shared draft, because they did not start so: no such proposer. " in engines.engine_setup.reason
     assert not engines.speculates_on_tokens
     assert len(pool.held) == 2, "the draft of the failed attempt is not held twice"
     runtime.close()

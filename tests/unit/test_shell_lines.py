@@ -28,6 +28,8 @@ from tests.unit.test_calibrate import pair_rows
 from tests.unit.test_cli import run
 from tests.unit.test_cost_model import SMALL
 from tests.unit.test_examples import reply_to
+from tests.unit.test_recordings import record
+from tests.unit.test_replay import folder_chat, recordings_file, shape
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -87,9 +89,15 @@ def test_command_runs(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest
         arguments += ["--port", "0"]  # the documented port may be in use
     if arguments[:2] == ["bench", "synthetic"]:
         arguments += ["--steps", "2", "--step-tokens", "2", "--repeats", "1"]
+    scripted = partial(scripted_chat, reply_to)
+    if arguments[:2] == ["bench", "replay"]:
+        recordings_file(Path(), record())
+        for option in ("--target-shape", "--draft-shape"):
+            shape(Path(arguments[arguments.index(option) + 1]))
+        scripted = folder_chat
     if arguments[0] == "bench" and arguments[1].startswith("--") and "--dataset" not in arguments:
         arguments += ["--limit", "1"]  # of the 60 packaged problems
-    chat_class = None if arguments[0] == "up" else partial(scripted_chat, reply_to)
+    chat_class = None if arguments[0] == "up" else scripted
     expected_code = 3 if arguments[0] == "status" else 0
     assert run(*arguments, chat_class=chat_class) == expected_code, capsys.readouterr().err
 
