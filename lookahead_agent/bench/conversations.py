@@ -70,7 +70,7 @@ def load_conversations(
     found = own_conversations(own) if dataset == OWN else read_conversations(dataset_file(dataset))
     chosen = found[skip:][:limit]
     if not chosen:
-        raise ConfigurationError(f"there is not a conversation after the first {skip} of {dataset}")
+        raise ConfigurationError(f"there is no conversation after the first {skip} of {dataset}")
     return chosen
 
 

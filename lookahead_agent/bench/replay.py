@@ -19,7 +19,7 @@ from lookahead_agent.replay.ids import UNRECORDED, ReplayIds
 from lookahead_agent.replay.recording import Recording
 from lookahead_agent.replay.verdicts import RecordedVerifier
 from lookahead_agent.system.files import write_atomically
-from lookahead_agent.verifiers.prefilter import PrefilterVerifier
+from lookahead_agent.verifiers.results import PrefilterVerifier
 
 REPLAYED: tuple[ModeName, ...] = ("off", "sd", "shared_draft", "lr", "lr+sd", "lr+shared_draft")
 _MODEL_FREE = ("exact", "random")  # verifiers that take no time, and so decide a replay too

@@ -283,8 +283,8 @@ def _damaged(**fields: Any) -> dict[str, Any]:
     [
         ({"schema_version": SCHEMA + 1}, "another version"),
         ({"schema_version": 2}, "another version"),
-        ({"schema_version": SCHEMA, "kind": "sample"}, "no result"),
-        ({"id": "x"}, "no result"),
+        ({"schema_version": SCHEMA, "kind": "sample"}, "not a result"),
+        ({"id": "x"}, "not a result"),
         (_damaged(seconds=-5.0), r"seconds: Input should be greater than or equal to 0\Z"),
         (_damaged(seconds=float("nan")), r"seconds: Input should be a finite number\Z"),
         (_damaged(calls=[1]), r"calls\.0: Input should be a valid dictionary or instance of CallRecord\Z"),

@@ -120,7 +120,7 @@ def test_file_of_recordings_is_read_or_refused(tmp_path: Path) -> None:
     row = recordings[0].model_dump(mode="json")
     run = row["runs"][0]
     for changes, message in (
-        ({"version": 2}, "no recording of version 1: its version is 2"),
+        ({"version": 2}, "is not a recording of version 1: its version is 2"),
         ({"runs": [run | {"texts": []}]}, "0 texts"),
         ({"runs": [run | {"after": [3, 1]}]}, "run 0 follows a place that no run before it has"),
         ({"verdicts": [row["verdicts"][0] | {"draft": 999}]}, "names step 999, which is not a step of the draft"),
