@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookahead_agent.cpu import format_cores, parse_cores
+from lookahead_agent.cpu import REPLAYS, format_cores, parse_cores
 from lookahead_agent.engines.vllm_config import (
     VLLMConfig,
     as_arguments,
@@ -60,3 +60,14 @@ def test_a_single_eager_worker_is_forked_with_a_thread_for_each_core(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert worker_cores(configured()) == [], "the user's own setting stays"
     assert os.environ["OMP_NUM_THREADS"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("architectures", "replays"), [(["ReplayQwen2ForCausalLM"], True), (["Qwen2ForCausalLM"], False), (None, False)]
+)
+def test_only_processes_of_a_replay_model_register_it(
+    model: Path, architectures: list[str] | None, replays: bool
+) -> None:
+    config = json.loads((model / "config.json").read_text()) | {"architectures": architectures}
+    (model / "config.json").write_text(json.dumps(config))
+    assert (REPLAYS in process_environment(VLLMConfig(model), [])) == replays
