@@ -82,7 +82,9 @@ class EngineStartError(EngineError):
 def validation_message(error: ValidationError) -> str:
     """Format the problems that pydantic found in one line: each field with its problem."""
     return "; ".join(
-        ".".join(str(part) for part in problem["loc"]) + (": " if problem["loc"] else "") + problem["msg"]
+        ".".join(str(part) for part in problem["loc"])
+        + (": " if problem["loc"] else "")
+        + problem["msg"].removeprefix("Value error, ")  # how pydantic begins the words of a check of the library's own
         for problem in error.errors()
     )
 

@@ -94,7 +94,7 @@ def calculate(expression: str) -> str:
 
 @make_tool(rest="calculate with smaller numbers", read_only=True)
 def calculator(expression: str) -> str:
-    """Evaluate an arithmetic expression exactly, for example "(3 + 4) * 2.5"."""
+    """Evaluate an arithmetic expression of numbers exactly."""
     return calculate(expression)
 
 

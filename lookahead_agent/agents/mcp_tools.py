@@ -227,7 +227,7 @@ def _as_langchain_tool(
         )
         convert_to_openai_tool(created)
     except Exception as error:  # LangChain resolves fewer references than JSON has
-        raise ValueError(_problem(error).removeprefix("Value error, ")[:300]) from error
+        raise ValueError(_problem(error)[:300]) from error
     return created
 
 

@@ -21,7 +21,7 @@ PLANNER = """You solve problems with tools. You see no data yourself: only the t
 First say in one or two short sentences what is asked and how the tools find it. Then write "Plan:" and the calls that \
 are needed, one per line and numbered, with all arguments. $1 stands for the result of call 1: write it for each value \
 that you do not know yet. Code and texts of several lines stand in a block under their call, in place of that \
-argument. Write nothing after the last call. The plan has this form:
+argument. Write nothing after the last call. The plan begins like this:
 
 Plan:
 {form}"""

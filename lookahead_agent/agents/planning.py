@@ -296,7 +296,7 @@ class PlanMiddleware(TurnMiddleware):
         # A plan that is not numbered after earlier results references none of them, but a call may need them.
         earlier = [] if run.known else conversation.plans[:-1]
         before = format_plans(earlier, SHOWN_LENGTH, without=run.words(line)) if earlier else ""
-        parts = {"question": conversation.question, "line": line.without_references()}
+        parts = {"question": conversation.question, "line": line.without_references(run.results)}
         results = "\n\n".join(filter(None, [before.removesuffix("none"), shown])) or "none"
         if attempts:
             failed, result = attempts[-1]

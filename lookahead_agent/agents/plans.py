@@ -38,9 +38,8 @@ SHOWN_LENGTH = 1_000  # Longest earlier result where a call is written, in chara
 
 _ITEM = re.compile(r"^[ \t>*#-]*(\d{1,4})[.):][ \t]+", re.MULTILINE)
 _BEFORE_NAME = r"[`*\s]*(?:[A-Za-z_]\w*\s*=\s*|\$\d+\s*=\s*)?"
-# Ends a line's call: nothing more, a comment, or further lines that do not continue the call.
-_AFTER_CALL = re.compile(r"[`*]*[.;,]?[`*]*[ \t]*(?:#[^\n]*)?(?:\s*\Z|\s*\n\s*[^\W\d_]|\s*\n\s*`)")
-_PLACEHOLDER = re.compile(r"(?:\.{3}|…|\$\d+(?=\s*(?:\.{3}|…))|\s)*(?:\.{3}|…)(?:\.{3}|…|\s)*")
+# Ends a line's call: nothing more, a comment, a blank line, or further lines that do not continue the call.
+_AFTER_CALL = re.compile(r"[`*]*[.;,]?[`*]*[ \t]*(?:#[^\n]*)?(?:\s*\Z|[ \t]*\n[ \t]*\n|\s*\n\s*[^\W\d_]|\s*\n\s*`)")
 # The beginning of a block under a call: code or a text in a fence.
 _OPENING = re.compile(
     r"[`*]*[.;,:]?[`*]*[ \t]*(?:#[^\n]*)?\n(?:[ \t]*\n)*"
@@ -65,7 +64,6 @@ class PlanLine:
     tool: str | None = None  # name of the bound tool that the line calls; None: it calls none
     # Texts may hold $1, $2, and so on. None: the arguments are incomplete or invalid, and a model writes them.
     arguments: dict[str, Any] | None = None
-    empty: bool = False  # whether all arguments are placeholders, as in the form that the planner sees
     parameters: Parameters | None = field(default=None, compare=False, repr=False)  # Parameters of the tool
 
     @property
@@ -83,15 +81,25 @@ class PlanLine:
     def _numbers(self) -> frozenset[int]:
         return references(self.text if self.arguments is None else self.arguments)
 
-    def without_references(self) -> str:
-        """Return the text with `<result 1>` in place of `$1`, which a model would copy into a call."""
+    def without_references(self, results: Mapping[int, str]) -> str:
+        """Return the text without `$1`, which a model would copy into a call.
+
+        A result of one value stands in its place, and `<result 1>` for other results.
+        """
         named = self.references
-        return map_references(self.text, lambda number, text: f"<result {number}>" if number in named else text)
+
+        def replacement(number: int, reference: str) -> str:
+            if number not in named:
+                return reference
+            result = results.get(number, "")
+            return result.strip() if is_value(result) and result.strip() else f"<result {number}>"
+
+        return map_references(self.text, replacement)
 
     def without_later_references(self, count: int) -> Self:
         """Return the line, without arguments if it references its own or a later one of `count` lines."""
         later = self._numbers & {*range(self.number, count + 1)}
-        if not later or self.empty:
+        if not later:
             return self
         text = map_references(self.text, lambda number, text: "<unknown>" if number in later else text)
         return replace(self, text=text, arguments=None)
@@ -151,25 +159,25 @@ def is_value(result: str) -> bool:
 
 
 def plan_form(tools: Sequence[BaseTool]) -> str:
-    """Return at most two calls of a plan with placeholder arguments, which show a model the form.
+    """Return the first calls of a plan with placeholder arguments, which show a model the form.
 
-    A call of a tool that takes code has it in a block.
+    They are one call, and one of a tool that takes code, if another one does. Its code is in a block.
     """
-    # A small model copies every line of the form, and would write unwanted files.
+    # A small model copies lines that it does not need: with a second tool of another kind in the form, most plans had
+    # a call of it. It would write unwanted files too. An example with tools that it does not have is copied whole.
     first = next((tool for tool in tools if (tool.metadata or {}).get("readOnlyHint")), tools[0])
-    others = [tool for tool in tools if tool is not first]
-    with_code = [tool for tool in others if _code_argument(Parameters.of(tool))]
-    second = with_code[:1] if with_code and not _code_argument(Parameters.of(first)) else others[-1:]
+    with_code = [tool for tool in tools if _code_argument(Parameters.of(tool))]
+    second = with_code[:1] if first not in with_code else []
     lines = []
     for number, tool in enumerate([first, *second], 1):
-        parameters, earlier = Parameters.of(tool), "" if tool is first else " with $1"
+        parameters = Parameters.of(tool)
         code = _code_argument(parameters)
         given = []
         for name in parameters.required_names:
             if name != code:
                 quote = '"' if parameters.is_text(name) else ""
-                given.append(f"{name}={quote}<{name}{earlier}>{quote}")
-        block = f"\n```\n<{code}{earlier}>\n```" if code else ""
+                given.append(f"{name}={quote}<{name}>{quote}")
+        block = f"\n```\n<{code}>\n```" if code else ""
         lines.append(f"{number}. {tool.name}({', '.join(given)}){block}")
     return "\n".join(lines)
 
@@ -180,7 +188,7 @@ def _code_argument(parameters: Parameters) -> str | None:
 
 
 def parse_plan(text: str, tools: Mapping[str, BaseTool], known: int = 0) -> list[PlanLine]:
-    """Parse the numbered calls after a reply's first marker, without copied lines of the form.
+    """Parse the numbered calls after a reply's first marker.
 
     Args:
         text: The reply.
@@ -211,11 +219,7 @@ def parse_plan(text: str, tools: Mapping[str, BaseTool], known: int = 0) -> list
         _read_line(number, plan[match.end() : end].strip(), tools, blocks.in_fence)
         for number, (match, end) in enumerate(zip(starts, ends, strict=False), before + 1)
     ]
-    lines = [line.without_later_references(before + len(lines)) for line in lines]
-    # A small model copies lines of the form for which it needs no call.
-    named = {number for line in lines if not line.empty for number in line.references}
-    kept = [line for line in lines if not line.empty or line.number in named]
-    return kept or lines
+    return [line.without_later_references(before + len(lines)) for line in lines]
 
 
 class _Blocks:
@@ -268,18 +272,22 @@ def _call_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
 
 def _read_line(number: int, text: str, tools: Mapping[str, BaseTool], in_fence: bool) -> PlanLine:
     line, missing, end = _read_call(text, tools, number)
-    if line.arguments is None or line.parameters is None:
+    if line.parameters is None:
         return line
     arguments, after, blocks = line.arguments, _AFTER_CALL, _Blocks(text, in_fence)
-    opening = blocks.find_opening(end) if missing is not None else None
-    if missing is not None and opening is not None and (closing := blocks.find_closing(opening)) is not None:
-        rows = [row.removeprefix(opening["indent"]) for row in text[opening.end() : closing.start()].split("\n")[1:]]
-        arguments, end = arguments | {missing: "\n".join(rows)}, closing.end()
-        after = _AFTER_CALL if in_fence else _AFTER_BLOCK
-    empty = bool(arguments) and all(_is_gap(value, _PLACEHOLDER, name) for name, value in arguments.items())
-    complete = not any(_is_gap(value, _GAP) for value in arguments.values()) and after.match(text, end)
-    fits = bool(complete) and line.parameters.fits(arguments)
-    return replace(line, arguments=arguments if fits else None, empty=empty)
+    opening = blocks.find_opening(end)
+    if arguments is not None and missing is not None and opening is not None:
+        if (closing := blocks.find_closing(opening)) is not None:
+            rows = text[opening.end() : closing.start()].split("\n")[1:]
+            block = "\n".join(row.removeprefix(opening["indent"]) for row in rows)
+            arguments, end, opening = arguments | {missing: block}, closing.end(), None
+            after = _AFTER_CALL if in_fence else _AFTER_BLOCK
+    if after.match(text, end) is None:
+        return replace(line, arguments=None)
+    # A small model goes on after its plan, as with results that it makes up. They are not part of the call.
+    text = text[:end] if opening is None else text
+    fits = arguments is not None and not any(map(_is_gap, arguments.values())) and line.parameters.fits(arguments)
+    return replace(line, text=text, arguments=arguments if fits else None)
 
 
 def _read_call(text: str, tools: Mapping[str, BaseTool], number: int) -> tuple[PlanLine, str | None, int]:
@@ -291,19 +299,16 @@ def _read_call(text: str, tools: Mapping[str, BaseTool], number: int) -> tuple[P
     try:
         arguments, end = parameters.read(text, found.end(), number - 1)
     except ValueError:
-        return line, None, 0
+        *_, last = (found.end(), *(token.end for token in tokens(text, found.end())))
+        return line, None, last
     return replace(line, arguments=arguments), parameters.find_missing_text(arguments), end
 
 
-def _is_gap(value: Any, gap: re.Pattern[str], name: str | None = None) -> bool:
-    """Whether a value is left open, or a part of it is; of the argument `name`, also as the form has it."""
+def _is_gap(value: Any) -> bool:
+    """Whether a value is left open, or a part of it is."""
     if isinstance(value, (list, dict)):
-        return any(_is_gap(part, gap) for part in (value.values() if isinstance(value, dict) else value))
-    if not isinstance(value, (str, Gap)):
-        return False
-    text = value if isinstance(value, str) else value.text
-    as_in_form = name is not None and re.fullmatch(rf"<{re.escape(name)}(?: with \$\d+)?>", text.strip()) is not None
-    return as_in_form or (name is None and isinstance(value, Gap)) or gap.fullmatch(text) is not None
+        return any(map(_is_gap, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, Gap) or (isinstance(value, str) and _GAP.fullmatch(value) is not None)
 
 
 # Plans, and the results of their lines

@@ -118,6 +118,27 @@ async def test_executor_writes_incomplete_calls_of_a_plan(build: Build, asynchro
 
 
 @every_template
+@pytest.mark.parametrize("call", ['look_up(word="<word with $1>")', 'look_up("... $1 ...")', "look_up()", "look it up"])
+async def test_executor_writes_a_copied_or_open_line_and_sees_values_in_place_of_references(
+    build: Build, tools: Tools, call: str
+) -> None:
+    prompts: list[str] = []
+    plan = f'Plan:\n1. look_up("tea")\n2. {call}\n\nIt costs 120.'
+    script = scripted_replies(**{PLAN: plan, EXECUTE: call_text("look_up", word="milk"), ANSWER: "Done."})
+
+    def reply(prompt: str) -> str:
+        prompts.append(prompt)
+        return script(prompt)
+
+    await run(build(scripted_chat(reply, policy="off"), tools.all))
+    assert tools.called == ["tea", "milk"], "no line is left out"
+    (written,) = [prompt for prompt in prompts if EXECUTE in prompt]
+    assert call.replace("$1", "tea!") in written
+    assert "<result" not in written
+    assert "120" not in written or "(" not in call, "what follows a call is not part of the line"
+
+
+@every_template
 @pytest.mark.parametrize("plan", ['Plan:\n1. look_up("tea")', '1. look_up("tea")'])
 async def test_planner_is_asked_again_if_its_reply_has_no_plan(build: Build, tools: Tools, plan: str) -> None:
     script = {PLAN_NOW: plan, PLAN: "I think of tea.", ANSWER: "Done."}

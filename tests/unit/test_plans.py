@@ -83,26 +83,49 @@ def test_numbered_lines_without_the_marker_are_no_plan() -> None:
     assert parse_plan('1. sql("SELECT 1")', TOOLS) == []
 
 
-def test_copied_lines_of_the_form_are_dropped_unless_another_line_references_them() -> None:
-    lines = parse_plan('Plan:\n1. sql("SELECT 1")\n2. calculator(expression="... $1 ...")', TOOLS)
-    assert [line.number for line in lines] == [1]
-    lines = parse_plan('Plan:\n1. sql("...")\n2. calculator("$1 + 1")', TOOLS)
-    assert [line.number for line in lines] == [1, 2]
-    assert len(parse_plan('Plan:\n1. sql("...")', TOOLS)) == 1, "the only line is kept"
+@pytest.mark.parametrize(
+    "line",
+    [
+        'calculator(expression="... $1 ...")',
+        'calculator(expression="<expression with $1>")',
+        'calculator("<expression with $1>")',
+        "calculator(expression=<expression with $1>)",
+        'calculator(expression="…")',
+        "calculator()",
+        "calculator(expression=2 * $1)",
+        'calculator(expression: "$1 * 2")',
+        "sql()\n```\n<statement>\n```",
+        'other("$1")',
+        "multiply the price",
+    ],
+)
+@pytest.mark.parametrize("more", ["", '\n3. calculator("$1 + 1")', '\n3. calculator("$2 + 1")'])
+def test_line_with_a_gap_is_incomplete_and_no_line_is_dropped(line: str, more: str) -> None:
+    first, second, *others = parse_plan(f'Plan:\n1. sql("SELECT 1")\n2. {line}{more}', TOOLS)
+    assert first.arguments == {"statement": "SELECT 1"}
+    assert (second.text, second.arguments) == (line, None)
+    assert len(others) == bool(more)
 
 
-def test_plan_form_has_two_calls_with_placeholder_arguments() -> None:
-    lines = parse_plan(f"Plan:\n{plan_form(list(TOOLS.values()))}", TOOLS)
-    assert [line.tool for line in lines] == ["sql", "read_file"]
-    assert all(line.empty for line in lines)
-    assert plan_form([calculator]) == '1. calculator(expression="<expression>")'
-    assert plan_form([sql]) == "1. sql()\n```\n<statement>\n```"
-    assert plan_form([read_file, python, calculator]) == (
-        '1. read_file(name="<name>")\n2. python()\n```\n<code with $1>\n```'
-    ), "a tool that takes code is shown"
-    for form in (plan_form([SEARCH]), plan_form([read_file, SEARCH]), plan_form([*TOOLS.values()])):
+@pytest.mark.parametrize("end", ["\n\n$1 = 2", "\n\nThe result is $9.", "\nIt is 9.", "  # 9\n\nIt is."])
+@pytest.mark.parametrize("call", ['calculator("$1 * 7")', "calculator(expression=$1 * 7)", 'calculator("<$1 * 7>")'])
+def test_what_a_model_writes_after_its_plan_is_no_part_of_the_last_line(call: str, end: str) -> None:
+    _, last = parse_plan(f'Plan:\n1. sql("SELECT 1")\n2. {call}{end}', TOOLS)
+    assert last.text == call
+
+
+def test_plan_form_has_one_call_and_one_with_code() -> None:
+    block = "\n```\n<code>\n```"
+    assert plan_form([calculator]) == plan_form([calculator, read_file]) == '1. calculator(expression="<expression>")'
+    assert plan_form([sql]) == plan_form([sql, calculator]) == "1. sql()\n```\n<statement>\n```"
+    assert plan_form([read_file, calculator, python]) == f'1. read_file(name="<name>")\n2. python(){block}'
+    assert plan_form([python, read_file]) == f"1. python(){block}"
+    for tools in ([SEARCH], [read_file, SEARCH], [*TOOLS.values()]):
+        form = plan_form(tools)
         assert "..." not in form
         assert "…" not in form
+        copied = parse_plan(f"Plan:\n{form}", {tool.name: tool for tool in tools})
+        assert [line.arguments for line in copied] == [None] * len(copied), "a copy of the form is incomplete"
 
 
 OPEN = "```python\n"
@@ -154,7 +177,8 @@ def test_line_that_references_itself_or_a_later_line_is_incomplete() -> None:
     assert (first.arguments, second.arguments) == (None, None)
     assert second.text == 'calculator("$1 * <unknown>")'
     assert parse_plan("Plan:\n1. calculator($2)", TOOLS)[0].arguments is None, "outside of quotes, $2 is a reference"
-    assert second.without_references() == 'calculator("<result 1> * <unknown>")'
+    assert second.without_references({1: "a | b\n1 | 2"}) == 'calculator("<result 1> * <unknown>")'
+    assert second.without_references({1: "4.5\n"}) == 'calculator("4.5 * <unknown>")', "a model would copy a name"
     assert second.references == {1}
     assert third.arguments == {"statement": "$9 $1"}, "no line has this number: it is an amount of money"
 
