@@ -276,12 +276,12 @@ def _read_line(number: int, text: str, tools: Mapping[str, BaseTool], in_fence: 
         return line
     arguments, after, blocks = line.arguments, _AFTER_CALL, _Blocks(text, in_fence)
     opening = blocks.find_opening(end)
-    if arguments is not None and missing is not None and opening is not None:
-        if (closing := blocks.find_closing(opening)) is not None:
-            rows = text[opening.end() : closing.start()].split("\n")[1:]
-            block = "\n".join(row.removeprefix(opening["indent"]) for row in rows)
-            arguments, end, opening = arguments | {missing: block}, closing.end(), None
-            after = _AFTER_CALL if in_fence else _AFTER_BLOCK
+    closing = blocks.find_closing(opening) if missing is not None and opening is not None else None
+    if arguments is not None and missing is not None and opening is not None and closing is not None:
+        rows = text[opening.end() : closing.start()].split("\n")[1:]
+        block = "\n".join(row.removeprefix(opening["indent"]) for row in rows)
+        arguments, end, opening = arguments | {missing: block}, closing.end(), None
+        after = _AFTER_CALL if in_fence else _AFTER_BLOCK
     if after.match(text, end) is None:
         return replace(line, arguments=None)
     # A small model goes on after its plan, as with results that it makes up. They are not part of the call.
