@@ -57,7 +57,7 @@ class ReplyGenerator:
         self.thinking = self.thinking if request.messages is not None else None
         silence = engines.silence(policy)
         self._missing = silence or engines.explain_missing(policy)  # why there is no verifier
-        self._verifier = engines.verifier(policy) if self._missing is None else None
+        self._verifier = engines.verifier(policy) if silence is None else None
         if certificate is not None and self._verifier is not None:
             self._verifier = engines.drift_monitor.wrap(self._verifier, certificate, request.audit_rate)
         self._group = f"{request.node}|{policy.name}"  # replies of comparable speed: one node under one policy
