@@ -123,6 +123,12 @@ class ReplayIds:
             path.add(prefix)
         ends = [(step, tree.find(step.end)) for step in recording.steps if not step.ended_by.ends_reply]
         fronts = {step.position: ids[end] for step, end in ends if end in path}
+        for last in recording.steps:
+            # The limit of tokens ended the reply here; one with other steps may have tokens left.
+            if last.ended_by.ends_reply:
+                for writer, following in tree.next.items():
+                    if (end := tree.find(last.end)) not in following:
+                        self.next[writer][ids[end]] = EOS
         for step, end in ends:
             for writer, following in tree.next.items():
                 if end not in following:
