@@ -14,6 +14,7 @@ from lookahead_agent.engines.vllm_config import runs_on_cpu
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.generation.backend import GenerateRequest
 from lookahead_agent.hardware.gpus import kv_cache_bytes_per_token
+from lookahead_agent.modes.table import LOOKAHEAD
 from lookahead_agent.policy import VerifierPolicy, as_policy
 from lookahead_agent.replay.ids import UNRECORDED, ReplayIds
 from lookahead_agent.replay.recording import Recording
@@ -112,7 +113,7 @@ class ReplayBench:
         if reply is None:  # of an earlier run with more recordings
             return False
         written = sample.calls[-1].token_ids if sample.calls else None
-        if sample.mode in ("off", "sd", "shared_draft"):
+        if sample.mode not in LOOKAHEAD:
             return written != list(reply.target_alone)
         return not written or UNRECORDED in written
 
@@ -156,4 +157,4 @@ class ReplayBench:
 
 
 def _speculates(task: dict[str, Any]) -> bool:
-    return any(mode.startswith("lr") for mode in task["modes"])
+    return any(mode in LOOKAHEAD for mode in task["modes"])

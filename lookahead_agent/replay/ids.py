@@ -121,18 +121,13 @@ class ReplayIds:
         for token in recording.lookahead.ids:
             prefix = tree.children[prefix][token]
             path.add(prefix)
-        ends = [(step, tree.find(step.end)) for step in recording.steps if not step.ended_by.ends_reply]
-        fronts = {step.position: ids[end] for step, end in ends if end in path}
-        for last in recording.steps:
-            # The limit of tokens ended the reply here; one with other steps may have tokens left.
-            if last.ended_by.ends_reply:
-                for writer, following in tree.next.items():
-                    if (end := tree.find(last.end)) not in following:
-                        self.next[writer][ids[end]] = EOS
+        ends = [(step, tree.find(step.end)) for step in recording.steps]
+        fronts = {step.position: ids[end] for step, end in ends if end in path and not step.ended_by.ends_reply}
         for step, end in ends:
+            # A reply with other steps may have tokens left where the limit of tokens ended the recorded one.
+            front = None if step.ended_by.ends_reply else fronts.get(step.position)
             for writer, following in tree.next.items():
                 if end not in following:
-                    front = fronts.get(step.position)
                     self.next[writer][ids[end]] = EOS if front is None else self.next[writer][front]
 
 
