@@ -2,7 +2,7 @@
 
 The library's own kernel multiplies the matrices on x86 (`int8_kernel`), and vLLM's with AMX or on ARM (i8mm).
 Folders that `models/int8_folder` writes have their weights packed as the kernel reads them, the output layer's too, so
-that the kernel multiplies by the mapped file: loading reads nothing, and processes share the memory.
+that loading copies them from the mapped file as they are.
 """
 
 import ctypes
@@ -118,7 +118,7 @@ class _Int8Config(CompressedTensorsConfig):  # type: ignore[misc]
 
 
 class _LinearMethod(CompressedTensorsLinearMethod):  # type: ignore[misc]
-    """Holds the mapped parts of a layer; weights that are not packed, or divided among processes, are copied."""
+    """Merges the packed parts of a layer; vLLM loads weights that are not packed, or divided among processes."""
 
     def create_weights(self, layer: torch.nn.Module, *args: Any, weight_loader: Any, **kwargs: Any) -> None:
         layer.parts = {}
@@ -136,11 +136,11 @@ class _LinearMethod(CompressedTensorsLinearMethod):  # type: ignore[misc]
         weight_loader(parameter, loaded, *([] if part is None else [part]))
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        """Multiply by the mapped weights if they are all of the layer's, else by a copy."""
+        """Multiply by the packed weights if they are all of the layer's, else by those that vLLM loaded."""
         parts = sorted(layer.parts, key=lambda part: _ATTENTION_PARTS.get(part, part)) if layer.parts else []
-        mapped = [layer.parts[part] for part in parts]
-        if sum(part.shape[0] for part in mapped) * ROWS == layer.weight.shape[0] and layer.tp_size == 1:
-            weights = merge(mapped)
+        packed = [layer.parts[part] for part in parts]
+        if sum(part.shape[0] for part in packed) * ROWS == layer.weight.shape[0] and layer.tp_size == 1:
+            weights = merge(packed)
         else:
             for part in parts:
                 layer.copy_part(layer.parts[part], part)
@@ -183,6 +183,8 @@ class _OutputLayerMethod(UnquantizedEmbeddingMethod):  # type: ignore[misc]
                 padding = layer.num_embeddings_per_partition - (end - begin)
                 weights = torch.nn.functional.pad(unpack(weights)[begin:end], (0, 0, 0, padding))
                 scale = torch.nn.functional.pad(scale[begin:end], (0, padding))
+            else:
+                weights = merge([weights])
             layer.weight = _empty(layer.weight)
         else:
             weights, scale = quantize_output_layer(layer.weight)

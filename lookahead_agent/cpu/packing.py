@@ -1,8 +1,8 @@
 """Int8 weights as the kernel reads them, in memory and in converted folders: quantized, and packed in panels."""
 
-import ctypes
+import contextlib
+import mmap
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 
@@ -67,13 +67,10 @@ def unpack(packed: torch.Tensor) -> torch.Tensor:
 
 
 def merge(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Concatenate packed weights: without a copy if they follow each other in a mapped file."""
-    if len(parts) == 1:
-        return parts[0]
-    if any(part.data_ptr() + part.numel() != following.data_ptr() for part, following in pairwise(parts)):
-        return torch.cat(list(parts))
-    # The parts are tensors of their own to torch, although they are neighbours in memory.
-    whole = (ctypes.c_int8 * sum(part.numel() for part in parts)).from_address(parts[0].data_ptr())
-    merged = torch.frombuffer(whole, dtype=torch.int8).view(-1, *parts[0].shape[1:])
-    merged.parts = parts  # keeps the file mapped
-    return merged
+    """Concatenate packed weights in memory of this process: some systems drop the pages of a mapped file when idle."""
+    room = mmap.mmap(-1, sum(part.numel() for part in parts), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # The kernel may be built without huge pages.
+            room.madvise(mmap.MADV_HUGEPAGE)
+    merged = torch.frombuffer(room, dtype=torch.int8).view(-1, *parts[0].shape[1:])
+    return torch.cat(list(parts), out=merged)

@@ -1,6 +1,6 @@
 """Converts a model's weights to the precision that runs, once, in a child process whose exit frees the memory.
 
-"int8" is for engines on CPUs, which map its packed weights (`int8_folder`); "w8a8" is compressed-tensors' W8A8, which
+"int8" is for engines on CPUs, which read its packed weights (`int8_folder`); "w8a8" is compressed-tensors' W8A8, which
 vLLM loads on GPUs. Both have the same symmetric weights per output channel, and dynamic activations per token; only
 "int8" has an int8 output layer. GGUF weights are converted to int8 directly, or to "bf16" on request.
 """

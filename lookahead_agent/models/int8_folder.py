@@ -24,10 +24,9 @@ from lookahead_agent.models.cache import GGUF, weight_names
 
 _OUTPUT, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _PART = 1 << 22  # weights of a part
-_LINE = 64  # bytes of a cache line, at which the weights begin
-# Layers of one input, in the order in which vLLM merges them: those that follow each other are merged without a copy.
-_PACKED = re.compile(r"(.*\.(?:self_attn|mlp)\.)(q|k|v|qkv|o|gate|up|gate_up|down)_proj\.weight")
-_ORDER = ("q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down")
+_ALIGNMENT = 8  # bytes: of the largest dtype
+# Layers whose vLLM classes take packed weights.
+_PACKED = re.compile(r".*\.(?:self_attn|mlp)\.(?:q|k|v|qkv|o|gate|up|gate_up|down)_proj\.weight")
 _NAMES = {torch.int8: "I8", torch.uint8: "U8", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
@@ -59,7 +58,7 @@ class _File:
             header[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
             self._offsets[name] = begin
         text = json.dumps(header).encode()
-        text += b" " * (-(8 + len(text)) % _LINE)
+        text += b" " * (-(8 + len(text)) % _ALIGNMENT)
         self._begin = 8 + len(text)
         self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         os.truncate(self._descriptor, self._begin + end)
@@ -200,10 +199,10 @@ def _write(path: Path, tensors: Mapping[str, SourceTensor], linear: set[str]) ->
     """Write all tensors in parts, on as many threads as there are cores, and print the progress."""
     file = _File(path)
     jobs: list[WriteJob] = []
-    for name in sorted(tensors, key=_place):
-        jobs += _jobs(file, name, tensors[name], is_linear=name in linear)
-    # Packed weights come first: each has a multiple of a cache line.
-    file.tensors = dict(sorted(file.tensors.items(), key=lambda entry: not _is_packed(*entry[1])))
+    for name, tensor in tensors.items():
+        jobs += _jobs(file, name, tensor, is_linear=name in linear)
+    # The largest dtypes come first, as in safetensors' own files, so that each tensor is aligned.
+    file.tensors = dict(sorted(file.tensors.items(), key=lambda entry: -entry[1][0].itemsize))
     file.open()
     torch.set_num_threads(1)
     total, done = sum(size for size, _ in jobs), 0
@@ -222,13 +221,6 @@ def _write(path: Path, tensors: Mapping[str, SourceTensor], linear: set[str]) ->
 
 def _is_packed(dtype: torch.dtype, shape: Sequence[int]) -> bool:
     return dtype == torch.int8 and len(shape) > 2
-
-
-def _place(name: str) -> tuple[list[int | str], int, str]:
-    """Sorts names by layer, and a layer's matrices by their order in a merged layer."""
-    numbers: list[int | str] = [int(part) for part in re.findall(r"\d+", name)]
-    match = _PACKED.fullmatch(name)
-    return (numbers, _ORDER.index(match[2]) if match else len(_ORDER), name)
 
 
 def _jobs(file: _File, name: str, tensor: SourceTensor, *, is_linear: bool) -> Sequence[WriteJob]:

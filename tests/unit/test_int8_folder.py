@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -95,9 +96,7 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(("architecture", "is_tied"), [("qwen2", False), ("llama", True)])
-def test_folder_from_gguf_equals_the_one_from_bf16_and_is_mapped(
-    architecture: str, is_tied: bool, tmp_path: Path
-) -> None:
+def test_folder_from_gguf_equals_the_one_from_bf16(architecture: str, is_tied: bool, tmp_path: Path) -> None:
     source, bf16, direct, by_way = (tmp_path / name for name in ("source", "bf16", "direct", "by-way"))
     write_gguf(source, architecture, is_tied=is_tied)
     for folder in (bf16, direct, by_way):
@@ -129,10 +128,8 @@ def test_folder_from_gguf_equals_the_one_from_bf16_and_is_mapped(
     assert torch.equal(found["lm_head.weight_scale"], scale)
     assert found["model.layers.0.self_attn.k_proj.weight"].shape == (16, HIDDEN)  # packed when it loads
     gate_up = [found[f"model.layers.0.mlp.{name}_proj.weight"] for name in ("gate", "up")]
-    assert merge(gate_up).data_ptr() == gate_up[0].data_ptr(), "merged without a copy"
-    assert gate_up[0].data_ptr() % 64 == 0
     assert torch.equal(merge(gate_up), torch.cat(gate_up))
-    assert torch.equal(merge(gate_up[::-1]), torch.cat(gate_up[::-1])), "other orders are copied"
+    assert merge(gate_up).data_ptr() % mmap.PAGESIZE == 0, "the kernel reads whole cache lines"
 
 
 def test_other_architectures_are_loaded_as_a_whole(tmp_path: Path) -> None:
