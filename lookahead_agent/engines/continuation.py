@@ -13,6 +13,7 @@ class UnavailableError(EngineError):
     """An engine did not complete a request, and another attempt may succeed."""
 
     is_away = False  # whether no engine took the request, so that it may wait for one
+    is_of_gateway = False  # whether a balancer said so, in place of the engine's server
     needs_tokens = False  # whether only a reply that has tokens is attempted again
     has_timed_out = False  # whether a further attempt would hang as long
     retry_after: float | None = None  # seconds that the server asks to wait

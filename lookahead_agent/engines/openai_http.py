@@ -58,6 +58,7 @@ class OpenAIEngine:
         self._accepts_unknown_options = True
         self._reports_cached_tokens = False
         self._connected = False
+        self._has_served = False  # whether the server has begun any reply, so that the address is right
         self._is_awaited = False  # whether replies wait for the server, which is told once
         self.in_flight = 0
 
@@ -193,6 +194,7 @@ class OpenAIEngine:
             try:
                 async with aclosing(self._request(*continuation.request)) as deltas:
                     async for delta in deltas:
+                        self._has_served = True
                         if (new := continuation.take(delta)) is not None:
                             yield new
                 self._is_awaited = False
@@ -208,6 +210,7 @@ class OpenAIEngine:
                     raise
                 # It failed after a server had taken the request, so that the address is right.
                 has_begun = has_begun or not (failure.is_away or failure.needs_tokens)
+                has_begun = has_begun or (failure.is_of_gateway and self._has_served)
                 # A reply does without its draft sooner than it would wait for it.
                 in_reply = self._role == "target" and (sampling.in_reply or continuation.count > 0 or has_begun)
                 if in_reply and failure.is_away and not self._is_awaited:

@@ -30,7 +30,8 @@ from lookahead_agent.errors import ConfigurationError, ContextLengthError, Engin
 from lookahead_agent.system.background import describe
 
 _RETRYABLE_STATUSES = frozenset({408, 425, 429, 502, 503, 504})
-_AWAY_STATUSES = frozenset({500, 502, 503, 504})  # of a server whose engine has ended, or of a balancer without servers
+_GATEWAY_STATUSES = frozenset({502, 503, 504})  # of a balancer without servers
+_AWAY_STATUSES = _GATEWAY_STATUSES | {500}  # also of a server whose engine has ended
 _FIRST_DELAY = 0.25
 _MAX_DELAY = 8.0
 _CONNECT_TIMEOUT = 5.0
@@ -57,7 +58,7 @@ class RemoteModel:
     timeout: float | None = 600.0  # seconds without data before a request fails; None: no limit
     # Failures in a row, without a new token between them, after which a request is sent again. 0: no request is sent
     # again. Neither a response with `Retry-After` counts, nor, once a server has begun the reply, a server that is
-    # away: the request waits for it as long as `timeout`.
+    # away, nor, once it has begun any reply, a balancer without servers: the request waits as long as `timeout`.
     max_retries: int = 2
     affinity_headers: tuple[str, ...] = AFFINITY_HEADERS  # headers with the key of a reply, for load balancers
 
@@ -313,6 +314,7 @@ class Server:
         if status in _RETRYABLE_STATUSES or status >= 500:
             failure = UnavailableError(f"{self.name} answered {status}: {reason}")
             failure.is_away = status in _AWAY_STATUSES
+            failure.is_of_gateway = status in _GATEWAY_STATUSES
             failure.needs_tokens = status not in _RETRYABLE_STATUSES and _DEAD.search(reason) is None
             with suppress(KeyError, ValueError):  # the header may also hold a date
                 seconds = float(response.headers["Retry-After"])

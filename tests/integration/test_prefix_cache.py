@@ -6,8 +6,10 @@ import json
 import random
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -94,13 +96,20 @@ def test_interleaved_conversations_prefill_only_new_tokens(fields: dict[str, Any
         # Only ASCII tokens, so that the text of a reply shows all of its tokens.
         texts = {token: tokenizer.decode([token]) for token in range(tokenizer.size)}
         letters = tuple(token for token, text in texts.items() if text and text.isascii())
+
+        def reply_to(messages: list[BaseMessage], turn: int) -> AIMessage:
+            request = llm.request(messages, CallOptions(seed=turn))
+            request = replace(request, sampling=replace(request.sampling, allowed_token_ids=(0, *letters)))
+            *_, reply = background.stream(partial(background.forward, llm.generate_events(request)))
+            assert isinstance(reply, AIMessage)
+            return reply
+
         for turn in range(4):
-            for number, messages in enumerate(conversations):
+            for messages in conversations:
                 messages.append(HumanMessage("".join(rng.choices(WORDS, k=120))))
-                request = llm.request(messages, CallOptions(seed=turn))
-                request = replace(request, sampling=replace(request.sampling, allowed_token_ids=(0, *letters)))
-                *_, reply = background.stream(partial(background.forward, llm.generate_events(request)))
-                assert isinstance(reply, AIMessage)
+            with ThreadPoolExecutor(len(conversations)) as threads:
+                replies = list(threads.map(reply_to, conversations, repeat(turn)))
+            for number, reply in enumerate(replies):
                 usage = reply.usage_metadata
                 assert usage is not None
                 cached = usage["input_token_details"]["cache_read"]
@@ -109,7 +118,7 @@ def test_interleaved_conversations_prefill_only_new_tokens(fields: dict[str, Any
                     read += usage["input_tokens"] - cached
                     new += usage["input_tokens"] - known[number]
                     turns += 1
-                messages.append(reply)
+                conversations[number].append(reply)
                 known[number] = usage["total_tokens"] - 1  # the engine has not read the last token yet
                 ended[number] &= reply.response_metadata["finish_reason"] == "stop"
     assert turns > 12

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -123,6 +124,26 @@ def test_remote_replies_equal_those_of_local_engines(pair: ServerPair, tiny: Cha
         assert engines is not None
         assert engines.draft is not None
         assert engines.draft.tokenizer.fingerprint == engines.target.tokenizer.fingerprint
+
+
+def test_a_thinking_budget_holds_on_real_servers(pair: ServerPair, tmp_path: Path) -> None:
+    """The servers only continue prompts, so a tokenizer whose template opens the thinking makes a thinking model."""
+    folder = tmp_path / "thinking"
+    shutil.copytree(pair.target, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    template = folder / "chat_template.jinja"
+    template.write_text(template.read_text().replace("<|assistant|>", "<|assistant|><think>\n"))
+    with pair.llm(tokenizer=str(folder), draft_tokenizer=str(folder), max_tokens=40) as llm:
+        unlimited = llm.invoke(QUESTION, policy="off")
+        assert unlimited.usage_metadata["output_token_details"]["reasoning"] == 40
+        assert unlimited.text == ""
+        replies = [llm.invoke(QUESTION, policy=policy, thinking_tokens=8) for policy in ("off", "exact")]
+    thought = unlimited.response_metadata["token_ids"][:8]
+    for reply in replies:
+        assert reply.response_metadata["token_ids"][:8] == thought
+        assert reply.usage_metadata["output_token_details"]["reasoning"] == 8
+        assert metadata(reply)["thinking_ended_by_budget"]
+        assert reply.text
+    assert replies[0].response_metadata["token_ids"] == replies[1].response_metadata["token_ids"]
 
 
 def test_remote_engines_support_likelihood_json_and_equal_top_logprobs(pair: ServerPair, tiny: ChatLookahead) -> None:

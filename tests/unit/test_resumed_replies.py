@@ -208,6 +208,27 @@ async def test_200_replies_at_once_with_random_deaths_are_all_whole() -> None:
     assert sum(reply.report.resumptions for reply in replies) > 100
 
 
+@pytest.mark.parametrize("has_served", [True, False])
+@pytest.mark.parametrize("status", [502, 503, 504, 500, None])
+def test_a_new_reply_waits_for_a_balancer_that_has_served(status: int | None, has_served: bool) -> None:
+    """An engine that has ended for good, or a wrong address, is an error at once."""
+    server = server_of()
+    engine = engine_on(server, max_retries=1)
+
+    async def replies() -> str:
+        if has_served:
+            await decode(engine, server.engine.tokenizer)
+        server.pending = [REFUSED if status is None else {"status_code": status}] * 9
+        return (await decode(engine, server.engine.tokenizer))[0].text
+
+    if has_served and status in (502, 503, 504):
+        assert run_in_virtual_time(replies()) == REPLY
+    else:
+        with pytest.raises(EngineError):
+            run_in_virtual_time(replies())
+    assert engine.in_flight == server.engine.in_flight == 0
+
+
 def llm_on(server: DyingServer, **fields: Any) -> ChatLookahead:
     draft = ScriptedEngine(server.engine.tokenizer, server.engine.script)
     return ChatLookahead(engines=EngineSet(engine_on(server), draft, EqualTextEmbedder()), temperature=0, **fields)
