@@ -56,6 +56,7 @@ class ReplayingModel(ChatLookahead):
 class ReplayBench:
     """A benchmark of recordings on engines of any shape.
 
+    With `head`, an EAGLE-3 head of these acceptance rates by position drafts in the modes "sd" and "lr+sd".
     The folders of its models lie beside the results. Raises ConfigurationError for recordings of several settings, and
     the errors of `ReplayIds`.
     """
@@ -70,6 +71,7 @@ class ReplayBench:
         engine_args: dict[str, Any],
         real_verifier: bool = False,
         judge: str | None = None,
+        head: Sequence[float] = (),
         make: Callable[..., ChatLookahead] = ChatLookahead,
         on_cpu: bool | None = None,
     ) -> None:
@@ -87,12 +89,17 @@ class ReplayBench:
         self._ids.write_model("draft", shapes[1], draft)
         rows = [{"id": name, "question": name} for name in self._ids.replies]
         write_atomically(problems, "".join(f"{json.dumps(row)}\n" for row in rows))
+        token_speculation: str | dict[str, Any] = "draft_model"
+        if head:
+            token_speculation = {"method": "eagle3", "model": str(folder / "head"), "num_speculative_tokens": len(head)}
+            self._ids.write_head(shapes[0], folder / "head", head)
         task = {"policies": [self._settings.get("policy", "balanced")], **task} if _speculates(task) else task
         config = make_config(
             {
                 "model": str(target),
                 "draft_model": str(draft),
                 "judge_model": judge,
+                "token_speculation": token_speculation,
                 "engine_args": self._engine_args([target, draft], engine_args, task),
                 "draft_engine_args": self._engine_args([draft], engine_args, task),
                 "tasks": [{"name": "replay", "dataset": str(problems), **task}],

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from lookahead_agent.agents.tool_sources import KINDS
 from lookahead_agent.bench.config import (
     BASELINE,
     MODES,
@@ -68,8 +67,8 @@ _PREFIX = "With --against: characters in the descriptions of the packaged tools,
 _TARGET_SHAPE = "Model whose shape the target has: a name, a folder or a Hub id. Default: the recorded one."
 _REPLAY_POLICIES = "Policies of lookahead. Default: the recorded one. random:probability=0.45 draws the verdicts."
 _REAL_VERIFIER = "Let the policy's verifier judge, in place of the recorded verdicts."
+_HEAD = "An EAGLE-3 head drafts in sd and lr+sd. Acceptance of each draft token after accepted ones, such as 0.6,0.5."
 _OUT_FILE = "Rows of results, appended; the same command continues them. Default: results/bench.jsonl, or parity.jsonl."
-_TOOLS = f"Tools of templates, in place of a calculator: {', '.join(KINDS)}. Repeatable."
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class TaskOptions:
     skip: options.Skip = None
     concurrency: Annotated[int | None, typer.Option(min=1, help="Problems at once.")] = None
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Limit of a reply.")] = None
-    tools: Annotated[list[str] | None, typer.Option(help=_TOOLS)] = None
+    tools: options.Tools = None
     model: Annotated[str | None, typer.Option(help="Target model.")] = None
     draft: options.Draft = None
 
@@ -253,6 +252,7 @@ def replay(
     limit: options.Limit = None,
     real_verifier: Annotated[bool, typer.Option("--real-verifier", help=_REAL_VERIFIER)] = False,
     judge: Annotated[str | None, typer.Option(help="Judge model of the real verifier.")] = None,
+    head: Annotated[str | None, typer.Option(help=_HEAD)] = None,
     seconds: options.Seconds = None,
     engine_arg: options.EngineArgument = None,
     out: options.Out = Path("results/replay.jsonl"),
@@ -277,6 +277,7 @@ def replay(
         engine_args=options.engine_arguments(engine_arg),
         real_verifier=real_verifier,
         judge=judge,
+        head=options.rates(head, "--head") if head is not None else (),
         make=options.chat_class(),
     )
     differing = replayed.find_differences(_measure(replayed.bench, seconds))
