@@ -30,11 +30,9 @@ from lookahead_agent.bench.samples import Sample, read_results
 from lookahead_agent.bench.server_parity import KIND, read_replies
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli import options
-from lookahead_agent.cli.estimate import synthetic
 from lookahead_agent.cli.record import record
 from lookahead_agent.cli.server_parity import compare_servers
 from lookahead_agent.cli.terminal import ProgressBars, Terminal, as_rich, fit
-from lookahead_agent.cost_model.synthetic import SyntheticReport, SyntheticRow
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.models.resolve import choose_models, fetch_tokenizer
 from lookahead_agent.replay.recording import read_recordings
@@ -102,7 +100,6 @@ bench = typer.Typer(
     help="Measure agents: speed, accuracy, and their causes.", invoke_without_command=True, rich_markup_mode="rich"
 )
 
-bench.command()(synthetic)
 bench.command()(record)
 
 
@@ -127,7 +124,7 @@ def report(
 
 
 def report_of(rows: Sequence[Row], baseline: str, by: Sequence[str]) -> BaseReport:
-    """Return the report of the rows of `bench`, of `bench synthetic`, or of another program."""
+    """Return the report of the rows of `bench` or of another program."""
     if rows and rows[0].get("kind") == KIND:
         if by or baseline != BASELINE:
             raise typer.BadParameter("replies of servers are compared with the first server", param_hint="--by")
@@ -138,8 +135,6 @@ def report_of(rows: Sequence[Row], baseline: str, by: Sequence[str]) -> BaseRepo
         return Report(read_results(rows), baseline)
     if baseline != BASELINE:
         raise typer.BadParameter("only rows of `bench` have another baseline", param_hint="--baseline")
-    if not by and SyntheticRow.model_fields.keys() - {"settings", "environment"} <= rows[0].keys():
-        return SyntheticReport(rows)
     return RowReport(rows, by)
 
 
@@ -277,7 +272,7 @@ def replay(
         engine_args=options.engine_arguments(engine_arg),
         real_verifier=real_verifier,
         judge=judge,
-        head=options.rates(head, "--head") if head is not None else (),
+        head=options.numbers(head, float, "--head") if head is not None else (),
         make=options.chat_class(),
     )
     differing = replayed.find_differences(_measure(replayed.bench, seconds))

@@ -108,22 +108,14 @@ def choices(text: str, known: Collection[str], option: str) -> list[str]:
 
 
 def numbers(text: str, parse: Callable[[str], Number], option: str) -> list[Number]:
-    """Parse a comma-separated list of numbers with `int` or `float`."""
+    """Parse a comma-separated list of numbers with `int`, or of probabilities with `float`."""
     try:
         parsed = [parse(word) for word in words(text)]
     except ValueError:
         parsed = []
-    if not parsed:
+    if not parsed or not (parse is int or all(0 <= number <= 1 for number in parsed)):
         example = "1,2,4" if parse is int else "0.4,0.6"
         raise typer.BadParameter(f"{text!r} is not a list of numbers such as {example}", param_hint=option)
-    return parsed
-
-
-def rates(text: str, option: str) -> list[float]:
-    """Parse a comma-separated list of probabilities."""
-    parsed = numbers(text, float, option)
-    if not all(0 <= rate <= 1 for rate in parsed):
-        raise typer.BadParameter(f"{text!r} is not a list of probabilities such as 0.6,0.5", param_hint=option)
     return parsed
 
 

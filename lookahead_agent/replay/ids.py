@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lookahead_agent.cpu import INT8, LAYOUT
 from lookahead_agent.engines import replay_plugin
 from lookahead_agent.engines.model_files import read_config, read_count
 from lookahead_agent.errors import ConfigurationError
@@ -58,13 +59,15 @@ class ReplayIds:
         self._prompts: dict[tuple[int, int], int] = {}  # by id of the prefix, and recorded token
         self.replies = {recording.name: self._add(recording) for recording in recordings}
 
-    def write_model(self, writer: Writer, shape: Path, folder: Path) -> None:
+    def write_model(self, writer: Writer, shape: Path, folder: Path, *, int8: bool = False) -> None:
         """Write the folder of a replay model: the configuration of a shape's folder, next tokens, and a tokenizer.
 
+        `int8` gives it the weights that engines on CPUs have in int8, else they have the shape's dtype.
         Raises ConfigurationError if there is no replay model of the shape, or if its vocabulary is too small.
         """
         config = read_config(shape)
-        architecture = (config.get("architectures") or ["none"])[0]
+        # GGUF files name no architecture.
+        architecture = (config.get("architectures") or [f"{str(config.get('model_type')).title()}ForCausalLM"])[0]
         if architecture not in replay_plugin.SHAPES:
             raise ConfigurationError(
                 f"{shape} has the architecture {architecture}: choose {', '.join(replay_plugin.SHAPES)}"
@@ -75,6 +78,9 @@ class ReplayIds:
             )
         config |= {"architectures": [replay_plugin.PREFIX + architecture], "eos_token_id": EOS, "bos_token_id": None}
         config.pop("quantization_config", None)
+        if int8:
+            config["quantization_config"] = {"quant_method": INT8, "layout": LAYOUT}
+            config["tie_word_embeddings"] = False
         if config.get("model_type") == "qwen2":
             # transformers takes the decoder of Qwen2's tokenizer in place of the file's. The fields are the same.
             heads = read_count(config, "num_attention_heads")
