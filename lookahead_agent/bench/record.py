@@ -50,6 +50,9 @@ class AskingModel(ChatLookahead):
             raise _Asked(request)
         return request
 
+    def warm(self, *args: Any, **options: Any) -> None:
+        """Leave the engines cold: what a graph warms is the beginning of a prompt, and not a call's."""
+
 
 def request_of(llm: ChatLookahead, task: TaskConfig, problem: Problem) -> GenerateRequest:
     """The request of a question, or of the first call in the node of an `AskingModel`.

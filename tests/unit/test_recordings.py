@@ -161,6 +161,11 @@ def test_record_command_continues_and_refuses_other_settings(
     assert [each.lookahead.accepted for each in recordings] == [2, 1]
     assert {each.settings["depth"] for each in recordings} == {2}
     assert run(*command, chat_class=scripted) == 0, "nothing is left"
+    planner = ("--task", "plan_execute", "--limit", "1", "--out", str(tmp_path / "planner.jsonl"))
+    assert run(*command, *planner, chat_class=scripted) == 0
+    (recording,) = read_recordings(tmp_path / "planner.jsonl")
+    assert (recording.name, recording.question) == ("plan_execute first", "the first?")
+    assert "the first?" in "".join(recording.prompt.texts)
     for options, message in (
         (("--depth", "3"), "another depth: choose another file"),
         (("--policy", "off"), "it accepts no step"),
