@@ -8,8 +8,8 @@
 #
 # SHAPES (shapes/) has folders with the models' configurations and tokenizers, without weights:
 #     hf download Qwen/Qwen3-32B --exclude "*.safetensors" --local-dir shapes/qwen3-32b
-# and the same for Qwen3-1.7B, Qwen3-8B and Qwen3-0.6B. RECORDINGS replaces the recordings, and MODES the modes of every
-# part: with tiny models in SHAPES, a recording that fits them, and MODES=off,lr the script runs on a CPU.
+# and the same for Qwen3-1.7B, Qwen3-8B and Qwen3-0.6B. RECORDINGS replaces the recording, and MODES the modes of every part:
+# with tiny shapes in SHAPES, whose vocabulary has 16,384 tokens, and MODES=off,lr the script runs on a CPU.
 set -u
 OUT=${OUT:-results/gpu}
 SHAPES=${SHAPES:-shapes}

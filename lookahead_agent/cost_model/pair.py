@@ -17,7 +17,7 @@ from lookahead_agent.bench.runner import solve
 from lookahead_agent.bench.samples import CallRecorder, acceptance_of, environment
 from lookahead_agent.chat.messages import template_messages
 from lookahead_agent.chat.model import ChatLookahead
-from lookahead_agent.cost_model.costs import BATCHES, BatchCosts, MachineCosts, measure
+from lookahead_agent.cost_model.costs import BatchCosts, MachineCosts, measure
 from lookahead_agent.cost_model.estimator import Acceptance
 from lookahead_agent.engines.engine_pool import POOL
 from lookahead_agent.engines.protocol import Engine, sequence_logprobs
@@ -116,14 +116,14 @@ def choose_kernels(
     return {role: chosen.get(role) if fixed == "auto" else fixed for role, fixed in precisions.items()}
 
 
-def measure_pair(pair: Pair, batches: Sequence[int] = BATCHES, progress: Progress | None = None) -> MachineCosts:
+def measure_pair(pair: Pair, progress: Progress | None = None) -> MachineCosts:
     """Measure the costs of a pair on this machine, with engines that are loaded already where possible."""
     progress = progress or LogProgress()
 
     def measure_engine(title: str, engine: Engine, beside: Engine | None = None) -> BatchCosts:
         with progress.task(f"Measuring {title}"):
             # A forward pass on a GPU takes milliseconds, so longer replies are measured there.
-            return background.run(measure(engine, batches, beside=beside, tokens=16 if pair.divided else 48))
+            return background.run(measure(engine, beside=beside, tokens=16 if pair.divided else 48))
 
     with (
         pair.engine("target", pair.shares["target"]) as target,

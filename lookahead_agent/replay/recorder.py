@@ -14,7 +14,7 @@ from lookahead_agent.decoding.segmenter import Segmenter
 from lookahead_agent.decoding.step import Node, Source, Step, StepEnd, comparable, usable
 from lookahead_agent.decoding.streams import step_rules
 from lookahead_agent.decoding.verifier import StepPair, Verdict, Verifier
-from lookahead_agent.engines.protocol import Delta, Engine, Sampling
+from lookahead_agent.engines.protocol import Engine, Sampling
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.replay.recording import (
     VERSION,
@@ -226,31 +226,30 @@ class _PromptRecorder:
             if (longer := self._tree.follow(model, prefix)) is not None:
                 more, written, prefix = read(self._tree.ids[longer])[1], written + 1, longer
                 continue
-            deltas = self._generate(model, prefix, limit - written)
             run: int | None = None
-            async with aclosing(deltas):
-                async for delta in deltas:
-                    for token in delta.token_ids:
-                        # Another step may have recorded the rest meanwhile, and a tie may have ended otherwise there.
-                        if self._tree.follow(model, prefix) is not None:
-                            break
-                        text, more = read(token)
-                        run, prefix = self._tree.add(model, prefix, token, text, run)
-                        written += 1
-                        if not more:
-                            return prefix
-                    else:
-                        continue
-                    break
+            async with aclosing(self._generate(model, prefix, limit - written)) as tokens:
+                async for token in tokens:
+                    # Another step may have recorded the rest meanwhile, and a tie may have ended otherwise there.
+                    if self._tree.follow(model, prefix) is not None:
+                        break
+                    text, more = read(token)
+                    run, prefix = self._tree.add(model, prefix, token, text, run)
+                    written += 1
+                    if not more:
+                        return prefix
                 else:
                     return prefix
         return prefix
 
-    def _generate(self, model: Writer, prefix: int, max_tokens: int) -> AsyncGenerator[Delta, None]:
+    async def _generate(self, model: Writer, prefix: int, max_tokens: int) -> AsyncGenerator[int, None]:
         engine = self._recorder.draft if model == "draft" else self._recorder.target
         prompt = [*self._request.prompt_ids, *self._tree.reply(prefix)]
         salt = self._request.sampling.cache_salt
-        return engine.generate(prompt, Sampling(max_tokens=max_tokens, cache_salt=salt, drafted=False))
+        deltas = engine.generate(prompt, Sampling(max_tokens=max_tokens, cache_salt=salt, drafted=False))
+        async with aclosing(deltas):
+            async for delta in deltas:
+                for token in delta.token_ids:
+                    yield token
 
     async def _write_draft_tokens(self) -> None:
         """Write the draft's token after every prefix that the target continues."""
@@ -273,19 +272,14 @@ class _PromptRecorder:
             length, longer = 0, place
             while (following := tree.follow("target", longer)) is not None and longer not in tree.next["draft"]:
                 length, longer = length + 1, following
-            deltas = self._generate("draft", place, length)
             run: int | None = None
-            async with aclosing(deltas):
-                async for delta in deltas:
-                    for token in delta.token_ids:
-                        agrees = token == tree.next["target"].get(place)
-                        run, drafted = tree.add("draft", place, token, stream.push(token), run)
-                        place = drafted if agrees else tree.follow("target", place)
-                        if not agrees or place is None or place not in tree.next["target"]:
-                            break
-                    else:
-                        continue
-                    break
+            async with aclosing(self._generate("draft", place, length)) as tokens:
+                async for token in tokens:
+                    agrees = token == tree.next["target"].get(place)
+                    run, drafted = tree.add("draft", place, token, stream.push(token), run)
+                    place = drafted if agrees else tree.follow("target", place)
+                    if not agrees or place is None or place not in tree.next["target"]:
+                        break
 
     def _step_record(self, node: Node) -> StepRecord:
         assert node.parent is not None
