@@ -19,6 +19,7 @@ from lookahead_agent.generation.backend import GenerateRequest
 from lookahead_agent.generation.call_options import CallOptions
 from lookahead_agent.generation.generator import ReplyGenerator, decoding_settings
 from lookahead_agent.generation.tool_parsers import choose_tool_parser
+from lookahead_agent.policy import VerifierPolicy
 from lookahead_agent.replay.recorder import Recorder
 from lookahead_agent.replay.recording import Recording
 from lookahead_agent.runtime.engine_set import EngineSet
@@ -48,6 +49,9 @@ class AskingModel(ChatLookahead):
         if matching_key((self.asking_node,), request.node) is not None:
             raise _Asked(request)
         return request
+
+    def warm(self, *args: Any, **options: Any) -> None:
+        """Leave the engines cold: what a graph warms is the beginning of a prompt, and not a call's."""
 
 
 def request_of(llm: ChatLookahead, task: TaskConfig, problem: Problem) -> GenerateRequest:
@@ -81,25 +85,27 @@ class _RequestReader(ReplyGenerator):
         raise _Asked(ReplyRequest(tuple(prompt), sampling, self.request.question, regions))
 
 
-async def record_reply(llm: ChatLookahead, name: str, request: GenerateRequest, depth: int) -> Recording:
-    """Record what the chat model's pair writes to a request, under the policy of the request."""
-    async with llm.backend.engines(request.policy) as engines:
+async def record_replies(llm: ChatLookahead, requests: Mapping[str, GenerateRequest], depth: int) -> list[Recording]:
+    """Record what the chat model's pair writes to requests of one policy, by name, at once."""
+    first = next(iter(requests.values()))
+    async with llm.backend.engines(first.policy) as engines:
         if engines.draft is None:
             raise ConfigurationError("a recording needs a draft model")
-        parser = choose_tool_parser(request.tool_parser, engines.target.tokenizer)
-        generator = _RequestReader(request, engines, llm.backend.thinking(engines), parser)
-        asked = await generator.decoder_request()
+        asked = {}
+        for name, request in requests.items():
+            parser = choose_tool_parser(request.tool_parser, engines.target.tokenizer)
+            generator = _RequestReader(request, engines, llm.backend.thinking(engines), parser)
+            asked[name] = await generator.decoder_request()
         settings = {
             "model": llm.model,
-            "policy": request.policy.name,
+            "policy": first.policy.name,
             "depth": depth,
-            "max_tokens": request.sampling.max_tokens,
+            "max_tokens": first.sampling.max_tokens,
         }
-        return await _recorder(engines, generator, settings).record(name, asked)
+        return await _recorder(engines, first.policy, settings).record(asked)
 
 
-def _recorder(engines: EngineSet, generator: _RequestReader, settings: dict[str, Any]) -> Recorder:
-    policy = generator.request.policy
+def _recorder(engines: EngineSet, policy: VerifierPolicy, settings: dict[str, Any]) -> Recorder:
     verifier = engines.verifier(policy)
     if verifier is None or isinstance(verifier, DraftVerifier) or not isinstance(policy.delimiter, str):
         raise ConfigurationError(

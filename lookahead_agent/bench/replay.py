@@ -14,7 +14,7 @@ from lookahead_agent.engines.vllm_config import runs_on_cpu
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.generation.backend import GenerateRequest
 from lookahead_agent.hardware.gpus import kv_cache_bytes_per_token
-from lookahead_agent.modes.table import LOOKAHEAD
+from lookahead_agent.modes.table import LOOKAHEAD, defaults_of
 from lookahead_agent.policy import VerifierPolicy, as_policy
 from lookahead_agent.replay.ids import UNRECORDED, ReplayIds
 from lookahead_agent.replay.recording import Recording
@@ -56,6 +56,7 @@ class ReplayingModel(ChatLookahead):
 class ReplayBench:
     """A benchmark of recordings on engines of any shape.
 
+    With `head`, an EAGLE-3 head of these acceptance rates by position drafts in the modes "sd" and "lr+sd".
     The folders of its models lie beside the results. Raises ConfigurationError for recordings of several settings, and
     the errors of `ReplayIds`.
     """
@@ -70,6 +71,7 @@ class ReplayBench:
         engine_args: dict[str, Any],
         real_verifier: bool = False,
         judge: str | None = None,
+        head: Sequence[float] = (),
         make: Callable[..., ChatLookahead] = ChatLookahead,
         on_cpu: bool | None = None,
     ) -> None:
@@ -83,22 +85,28 @@ class ReplayBench:
         self._make = make
         folder = out.with_name(f"{out.stem}-models")
         target, draft, problems = folder / "target", folder / "draft", folder / "problems.jsonl"
-        self._ids.write_model("target", shapes[0], target)
-        self._ids.write_model("draft", shapes[1], draft)
+        self._precision = self._settings.get("precision", {}) if self._on_cpu else {}
+        self._ids.write_model("target", shapes[0], target, int8=self._precision.get("target") == "int8")
+        self._ids.write_model("draft", shapes[1], draft, int8=self._precision.get("draft") == "int8")
         rows = [{"id": name, "question": name} for name in self._ids.replies]
         write_atomically(problems, "".join(f"{json.dumps(row)}\n" for row in rows))
+        token_speculation: str | dict[str, Any] = "draft_model"
+        if head:
+            token_speculation = {"method": "eagle3", "model": str(folder / "head"), "num_speculative_tokens": len(head)}
+            self._ids.write_head(shapes[0], folder / "head", head)
         task = {"policies": [self._settings.get("policy", "balanced")], **task} if _speculates(task) else task
         config = make_config(
             {
                 "model": str(target),
                 "draft_model": str(draft),
                 "judge_model": judge,
+                "token_speculation": token_speculation,
                 "engine_args": self._engine_args([target, draft], engine_args, task),
                 "draft_engine_args": self._engine_args([draft], engine_args, task),
                 "tasks": [{"name": "replay", "dataset": str(problems), **task}],
             }
         )
-        self.bench = Bench(config, out, self._chat_model)
+        self.bench = Bench(config, out, self.chat_model)
 
     def find_differences(self, samples: Sequence[Sample]) -> list[Sample]:
         """The samples with tokens that no recording has, or other tokens than the target's own reply without steps.
@@ -121,7 +129,7 @@ class ReplayBench:
         """The arguments of an engine; on a GPU with room for these replies, so that all engines fit beside others."""
         arguments = {"load_format": "dummy", **given}
         if self._on_cpu:
-            return arguments
+            return {"dtype": defaults_of().dtype_of(self._precision.get("target", "bf16"))} | arguments
         replies = [(len(reply.prompt) + reply.recording.max_tokens) for reply in self._ids.replies.values()]
         context = arguments.setdefault("max_model_len", max(replies) + _SLACK)
         # A reply, and as much again for the steps ahead of it.
@@ -129,7 +137,9 @@ class ReplayBench:
         size = tokens * sum(kv_cache_bytes_per_token(folder, arguments) for folder in folders)
         return {"gpu_memory_utilization": 0.01, "kv_cache_memory_bytes": size} | arguments
 
-    def _chat_model(self, config: BenchConfig, task: TaskConfig, configuration: TaskConfiguration) -> ChatLookahead:
+    def chat_model(self, config: BenchConfig, task: TaskConfig, configuration: TaskConfiguration) -> ChatLookahead:
+        """Create the chat model of a configuration, whose problems are names of recordings; nothing is loaded yet."""
+
         def make(**fields: Any) -> ChatLookahead:
             fields["policy"] = self._policy(fields["policy"])
             if fields["draft_model"] is not None:  # also inside the target's engine, it has no weights to convert

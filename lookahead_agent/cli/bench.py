@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from lookahead_agent.agents.tool_sources import KINDS
 from lookahead_agent.bench.config import (
     BASELINE,
     MODES,
@@ -31,11 +30,9 @@ from lookahead_agent.bench.samples import Sample, read_results
 from lookahead_agent.bench.server_parity import KIND, read_replies
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli import options
-from lookahead_agent.cli.estimate import synthetic
 from lookahead_agent.cli.record import record
 from lookahead_agent.cli.server_parity import compare_servers
 from lookahead_agent.cli.terminal import ProgressBars, Terminal, as_rich, fit
-from lookahead_agent.cost_model.synthetic import SyntheticReport, SyntheticRow
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.models.resolve import choose_models, fetch_tokenizer
 from lookahead_agent.replay.recording import read_recordings
@@ -68,8 +65,8 @@ _PREFIX = "With --against: characters in the descriptions of the packaged tools,
 _TARGET_SHAPE = "Model whose shape the target has: a name, a folder or a Hub id. Default: the recorded one."
 _REPLAY_POLICIES = "Policies of lookahead. Default: the recorded one. random:probability=0.45 draws the verdicts."
 _REAL_VERIFIER = "Let the policy's verifier judge, in place of the recorded verdicts."
+_HEAD = "An EAGLE-3 head drafts in sd and lr+sd. Acceptance of each draft token after accepted ones, such as 0.6,0.5."
 _OUT_FILE = "Rows of results, appended; the same command continues them. Default: results/bench.jsonl, or parity.jsonl."
-_TOOLS = f"Tools of templates, in place of a calculator: {', '.join(KINDS)}. Repeatable."
 
 
 @dataclass(frozen=True)
@@ -82,7 +79,7 @@ class TaskOptions:
     skip: options.Skip = None
     concurrency: Annotated[int | None, typer.Option(min=1, help="Problems at once.")] = None
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Limit of a reply.")] = None
-    tools: Annotated[list[str] | None, typer.Option(help=_TOOLS)] = None
+    tools: options.Tools = None
     model: Annotated[str | None, typer.Option(help="Target model.")] = None
     draft: options.Draft = None
 
@@ -103,7 +100,6 @@ bench = typer.Typer(
     help="Measure agents: speed, accuracy, and their causes.", invoke_without_command=True, rich_markup_mode="rich"
 )
 
-bench.command()(synthetic)
 bench.command()(record)
 
 
@@ -128,7 +124,7 @@ def report(
 
 
 def report_of(rows: Sequence[Row], baseline: str, by: Sequence[str]) -> BaseReport:
-    """Return the report of the rows of `bench`, of `bench synthetic`, or of another program."""
+    """Return the report of the rows of `bench` or of another program."""
     if rows and rows[0].get("kind") == KIND:
         if by or baseline != BASELINE:
             raise typer.BadParameter("replies of servers are compared with the first server", param_hint="--by")
@@ -139,8 +135,6 @@ def report_of(rows: Sequence[Row], baseline: str, by: Sequence[str]) -> BaseRepo
         return Report(read_results(rows), baseline)
     if baseline != BASELINE:
         raise typer.BadParameter("only rows of `bench` have another baseline", param_hint="--baseline")
-    if not by and SyntheticRow.model_fields.keys() - {"settings", "environment"} <= rows[0].keys():
-        return SyntheticReport(rows)
     return RowReport(rows, by)
 
 
@@ -253,6 +247,7 @@ def replay(
     limit: options.Limit = None,
     real_verifier: Annotated[bool, typer.Option("--real-verifier", help=_REAL_VERIFIER)] = False,
     judge: Annotated[str | None, typer.Option(help="Judge model of the real verifier.")] = None,
+    head: Annotated[str | None, typer.Option(help=_HEAD)] = None,
     seconds: options.Seconds = None,
     engine_arg: options.EngineArgument = None,
     out: options.Out = Path("results/replay.jsonl"),
@@ -277,6 +272,7 @@ def replay(
         engine_args=options.engine_arguments(engine_arg),
         real_verifier=real_verifier,
         judge=judge,
+        head=options.numbers(head, float, "--head") if head is not None else (),
         make=options.chat_class(),
     )
     differing = replayed.find_differences(_measure(replayed.bench, seconds))

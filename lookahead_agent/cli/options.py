@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from lookahead_agent.agents.tool_sources import KINDS
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.cli.app import CHAT_CLASS
 from lookahead_agent.cli.terminal import Terminal
@@ -35,6 +36,8 @@ Dataset = Annotated[str, typer.Option("--dataset", help=_DATASET)]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Number of problems.")]
 Skip = Annotated[int | None, typer.Option("--skip", min=0, help="Problems to leave out at the beginning.")]
 Costs = Annotated[Path | None, typer.Option("--costs", help="Measured costs: read if the file is there, else written.")]
+_TOOLS = f"Tools of templates, in place of a calculator: {', '.join(KINDS)}. Repeatable."
+Tools = Annotated[list[str] | None, typer.Option("--tools", help=_TOOLS)]
 _OUT = "Rows of results, appended; the same command continues them."
 Out = Annotated[Path, typer.Option("--out", dir_okay=False, help=_OUT)]
 _SECONDS = "Begin nothing new after so long; the same command continues."
@@ -105,12 +108,12 @@ def choices(text: str, known: Collection[str], option: str) -> list[str]:
 
 
 def numbers(text: str, parse: Callable[[str], Number], option: str) -> list[Number]:
-    """Parse a comma-separated list of numbers with `int` or `float`."""
+    """Parse a comma-separated list of numbers with `int`, or of probabilities with `float`."""
     try:
         parsed = [parse(word) for word in words(text)]
     except ValueError:
         parsed = []
-    if not parsed:
+    if not parsed or not (parse is int or all(0 <= number <= 1 for number in parsed)):
         example = "1,2,4" if parse is int else "0.4,0.6"
         raise typer.BadParameter(f"{text!r} is not a list of numbers such as {example}", param_hint=option)
     return parsed

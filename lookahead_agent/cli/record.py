@@ -1,6 +1,7 @@
 """`bench record` records everything that a pair writes to the prompts of problems."""
 
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,7 +9,8 @@ import typer
 
 from lookahead_agent.bench.config import TASKS, make_config
 from lookahead_agent.bench.problems import OWN, dataset_file, read_problems
-from lookahead_agent.bench.record import AskingModel, check_settings, record_reply, request_of
+from lookahead_agent.bench.record import AskingModel, check_settings, record_replies, request_of
+from lookahead_agent.bench.runner import check_tools
 from lookahead_agent.cli import options
 from lookahead_agent.cli.terminal import ProgressBars, Terminal
 from lookahead_agent.replay.recording import parse_recordings
@@ -26,11 +28,13 @@ def record(
     task: Annotated[str, typer.Option(help=_TASK)] = "questions",
     node: Annotated[str, typer.Option(help=_NODE)] = "planner",
     dataset: options.Dataset = OWN,
+    tools: options.Tools = None,
     limit: options.Limit = 24,
     skip: options.Skip = 0,
     policy: options.Policy = options.DEFAULT_POLICY,
     depth: Annotated[int, typer.Option(min=1, max=16, help=_AHEAD)] = 8,
     max_tokens: options.MaxTokensOption = 256,
+    concurrency: Annotated[int, typer.Option(min=1, help="Problems at once.")] = 4,
     out: options.Out = Path("results/recordings.jsonl"),
 ) -> None:
     """Record everything that the pair writes to each problem: steps of both models, draft tokens and verdicts.
@@ -40,8 +44,10 @@ def record(
     chosen = options.policy_of(policy, depth)
     if not chosen.speculates:
         raise typer.BadParameter("it accepts no step: choose another", param_hint="--policy")
-    (config,) = make_config({"tasks": [{"task": task, "modes": ["off"], "max_tokens": max_tokens}]}).tasks
+    of_task = {"task": task, "modes": ["off"], "max_tokens": max_tokens, "tools": tools or ()}
+    (config,) = make_config({"tasks": [of_task]}).tasks
     problems = read_problems(dataset_file(dataset), limit, skip or 0)
+    check_tools(config, problems)
     file, log = RowFile(out), Terminal(stderr=True)
     settings = {"model": models.model, "policy": chosen.name, "depth": depth, "max_tokens": max_tokens}
     check_settings(file.rows, settings)
@@ -58,10 +64,12 @@ def record(
         llm.start(ProgressBars())
         if task != "questions":
             asking = stack.enter_context(AskingModel.of(llm, node))
-        for name, problem in missing.items():
-            recording = background.run(record_reply(llm, name, request_of(asking, config, problem), depth))
-            file.append(recording.model_dump(mode="json"))
-            log.print(
-                f"{len(file.rows)} {name}: {recording.lookahead.accepted} of {recording.lookahead.steps} steps "
-                f"accepted, {sum(len(run.ids) for run in recording.runs)} tokens recorded"
-            )
+        requests = {name: request_of(asking, config, problem) for name, problem in missing.items()}
+        for first in range(0, len(requests), concurrency):
+            some = dict(islice(requests.items(), first, first + concurrency))
+            for recording in background.run(record_replies(llm, some, depth)):
+                file.append(recording.model_dump(mode="json"))
+                log.print(
+                    f"{len(file.rows)} {recording.name}: {recording.lookahead.accepted} of {recording.lookahead.steps} "
+                    f"steps accepted, {sum(len(run.ids) for run in recording.runs)} tokens recorded"
+                )

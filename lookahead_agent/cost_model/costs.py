@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -50,10 +50,6 @@ class BatchCosts(BaseModel):
             size += 1
         return size
 
-    def share(self, replies: int) -> Self:
-        """The costs for each of `replies` concurrent replies."""
-        return type(self)(seconds={size: self.at(size * replies) for size in self.seconds})
-
 
 class MachineCosts(BaseModel):
     """Costs of a pair of models on a machine."""
@@ -85,11 +81,6 @@ class MachineCosts(BaseModel):
         sizes = list(self.target.seconds)
         cells = [[name, *(f"{1000 * costs.at(size):.1f}" for size in sizes)] for name, costs in rows.items()]
         return ["milliseconds per token", *(f"{size} at once" for size in sizes)], cells
-
-    def share(self, replies: int) -> Self:
-        """The costs for each of `replies` concurrent replies."""
-        names = ("target", "beside", "draft", "draft_alone")
-        return self.model_copy(update={name: getattr(self, name).share(replies) for name in names})
 
 
 async def measure(
@@ -127,8 +118,8 @@ async def _seconds_per_token(
 
     async def write(index: int) -> None:
         # Different prompts, since equal ones would hit the prefix cache.
-        ids = synthetic_prompt(engine, prompt, 1000 * number + 37 * batch + index)
-        async with aclosing(engine.generate(ids, fix_length(engine, tokens))) as deltas:
+        ids = _prompt(engine, prompt, 1000 * number + 37 * batch + index)
+        async with aclosing(engine.generate(ids, _fix_length(engine, tokens))) as deltas:
             async for delta in deltas:
                 times[index] += [now()] * len(delta.token_ids)
 
@@ -149,7 +140,7 @@ async def _background_load(engine: Engine | None) -> AsyncIterator[None]:
 
     async def write() -> None:
         for number in itertools.count(1):
-            reply = engine.generate(synthetic_prompt(engine, 32, number), fix_length(engine, 256))
+            reply = engine.generate(_prompt(engine, 32, number), _fix_length(engine, 256))
             async with aclosing(reply) as deltas:
                 async for _ in deltas:
                     continue
@@ -164,13 +155,13 @@ async def _background_load(engine: Engine | None) -> AsyncIterator[None]:
         raise error
 
 
-def synthetic_prompt(engine: Engine, length: int, salt: int) -> list[int]:
+def _prompt(engine: Engine, length: int, salt: int) -> list[int]:
     """A prompt of meaningless tokens, the same for the same salt."""
     size = max(engine.tokenizer.size - 300, 1)
     return [(salt * 7919 + index * 104_729) % size for index in range(length)]
 
 
-def fix_length(engine: Engine, tokens: int) -> Sampling:
+def _fix_length(engine: Engine, tokens: int) -> Sampling:
     """Sampling that allows a single token, which does not end a reply: every reply has `tokens` tokens."""
     allowed = next(token for token in range(engine.tokenizer.size) if token not in engine.tokenizer.eos_ids)
     return Sampling(max_tokens=tokens, temperature=0.0, allowed_token_ids=(allowed,))

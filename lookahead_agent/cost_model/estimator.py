@@ -56,16 +56,6 @@ def best_settings(
     return sorted(best, key=lambda setting: -setting.speedup)
 
 
-def predict_speed(
-    costs: MachineCosts, acceptance: Acceptance, mode: EngineMode, depth: int, token_depth: int, replies: int = 1
-) -> float:
-    """Predict the speed of a setting with `replies` concurrent replies, relative to the target alone with as many."""
-    if replies > 1:
-        costs = costs.share(replies)
-    speed = _target_speed(costs, acceptance, mode, token_depth)
-    return _reply_speed(costs, acceptance, speed, depth if mode in LOOKAHEAD else 0, 1)
-
-
 def _settings(costs: MachineCosts, acceptance: Acceptance, mode: EngineMode) -> Iterator[Setting]:
     token_depths = {"none": (1,), "draft_model": _TOKEN_DEPTHS, "shared_draft": _SHARED_DRAFT_DEPTHS}
     # A second candidate and draft tokens compete for the same space in a batch.

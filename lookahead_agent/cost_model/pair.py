@@ -17,14 +17,14 @@ from lookahead_agent.bench.runner import solve
 from lookahead_agent.bench.samples import CallRecorder, acceptance_of, environment
 from lookahead_agent.chat.messages import template_messages
 from lookahead_agent.chat.model import ChatLookahead
-from lookahead_agent.cost_model.costs import BATCHES, BatchCosts, MachineCosts, measure
+from lookahead_agent.cost_model.costs import BatchCosts, MachineCosts, measure
 from lookahead_agent.cost_model.estimator import Acceptance
 from lookahead_agent.engines.engine_pool import POOL
 from lookahead_agent.engines.protocol import Engine, sequence_logprobs
 from lookahead_agent.engines.vllm_config import VLLMConfig, as_arguments, require_vllm, runs_on_cpu
 from lookahead_agent.engines.vllm_engine import VLLMEngine
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.hardware.gpus import kv_cache_bytes_per_token, memory_shares
+from lookahead_agent.hardware.gpus import memory_shares
 from lookahead_agent.models.catalogue import ModelFacts, ModelSet
 from lookahead_agent.models.resolve import choose_models, fetch, fetch_tokenizer
 from lookahead_agent.modes.table import Kernel, Precision
@@ -50,7 +50,6 @@ class Pair:
     precision: Precision | None  # of the target's weights: see `choose_kernels`
     draft_precision: Precision | None  # of the draft's
     progress: Progress
-    kv_cache_tokens: int | None = None  # of each engine's KV cache on a GPU; None: a share of the GPU's memory
 
     def __post_init__(self) -> None:
         require_vllm()
@@ -81,22 +80,17 @@ class Pair:
             weights = weights_in(folder, kernels[role], Platform.detect())
             self._folders[role] = folder if dummy_weights else weights.write(progress)
             self.arguments[role] = {**weights.arguments, **self.engine_args, **load_format}
-        if self.kv_cache_tokens is None and not self.divided:
+        if not self.divided:
             engines = {role: (self._folders[role], self.arguments[role]) for role in fetched}
             for name, share in memory_shares(engines).items():
                 self.arguments[name].setdefault("gpu_memory_utilization", share)
-        self.draft_folder = self._folders["draft"]
-        self.draft_quantization: str | None = self.arguments["draft"].get("quantization")
 
     @contextmanager
-    def engine(self, role: ModelRole, cores: str | None, **arguments: Any) -> Iterator[VLLMEngine]:
+    def engine(self, role: ModelRole, cores: str | None) -> Iterator[VLLMEngine]:
         """Start an engine of one of the models, or share a running one; the last user shuts it down."""
-        arguments = self.arguments[role] | arguments
-        if self.kv_cache_tokens is not None:
-            # With a fixed cache size vLLM does not measure free memory, so engines may start at the same time.
-            size = self.kv_cache_tokens * kv_cache_bytes_per_token(self._folders[role], arguments)
-            arguments = {"gpu_memory_utilization": 0.01, "kv_cache_memory_bytes": size} | arguments
-        config = VLLMConfig(self._folders[role], cores, as_arguments(arguments), beside_draft=role == "target")
+        config = VLLMConfig(
+            self._folders[role], cores, as_arguments(self.arguments[role]), beside_draft=role == "target"
+        )
         with self.progress.task(f"Loading {role} model {self.names[role]}"):
             started = POOL.acquire(config)
         try:
@@ -122,14 +116,14 @@ def choose_kernels(
     return {role: chosen.get(role) if fixed == "auto" else fixed for role, fixed in precisions.items()}
 
 
-def measure_pair(pair: Pair, batches: Sequence[int] = BATCHES, progress: Progress | None = None) -> MachineCosts:
+def measure_pair(pair: Pair, progress: Progress | None = None) -> MachineCosts:
     """Measure the costs of a pair on this machine, with engines that are loaded already where possible."""
     progress = progress or LogProgress()
 
     def measure_engine(title: str, engine: Engine, beside: Engine | None = None) -> BatchCosts:
         with progress.task(f"Measuring {title}"):
             # A forward pass on a GPU takes milliseconds, so longer replies are measured there.
-            return background.run(measure(engine, batches, beside=beside, tokens=16 if pair.divided else 48))
+            return background.run(measure(engine, beside=beside, tokens=16 if pair.divided else 48))
 
     with (
         pair.engine("target", pair.shares["target"]) as target,

@@ -14,9 +14,6 @@ INSTRUCTIONS = "LOOKAHEAD_AGENT_INT8"  # names an instruction set of `int8_kerne
 INT8 = "lookahead_int8"  # W8A8, with the output layer in int8 too: see `int8`
 LAYOUT = "panels of 32 rows, 4 columns at a time"  # of a folder's packed weights; another layout has another name
 NO_DRAFT = "lookahead_no_draft"  # key of a request's `extra_args`: a draft model that pauses proposes nothing for it
-REPLAYS = "LOOKAHEAD_AGENT_REPLAYS"  # "1" in processes whose model replays recordings: the plugin registers such models
-REPLAY = "Replay"  # of a replay model's architecture, before that of its shape
-REPLAY_SHAPES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")  # architectures with a replay model
 PROVIDER = "lookahead_cpu"  # provider of the operations in `operations`, for vLLM's `ir_op_priority`
 
 

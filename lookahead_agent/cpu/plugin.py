@@ -1,7 +1,7 @@
 """The entry point for vLLM (`vllm.general_plugins`): installs this library's additions in its engines on CPUs.
 
 vLLM calls it in each of its processes, also in those of other programs in the same environment. Only this library's
-engines set `VARIABLE`, and `REPLAYS` for replay models on any machine; without these it does nothing.
+engines set `VARIABLE`; without it, it does nothing.
 """
 
 import gc
@@ -9,7 +9,7 @@ import os
 import time
 from functools import cache, partial
 
-from lookahead_agent.cpu import REPLAY, REPLAY_SHAPES, REPLAYS, VARIABLE
+from lookahead_agent.cpu import VARIABLE
 
 _POLL_INTERVAL = 0.0005  # seconds between polls while vLLM's processes wait for each other
 
@@ -17,8 +17,6 @@ _POLL_INTERVAL = 0.0005  # seconds between polls while vLLM's processes wait for
 @cache
 def load() -> None:
     """Install all additions in a vLLM process that one of this library's engines started on a CPU."""
-    if os.environ.get(REPLAYS) == "1":
-        register_replay_models()
     if os.environ.get(VARIABLE) != "1":
         return
     register_names()
@@ -39,11 +37,3 @@ def load() -> None:
 def register_names() -> None:
     """Register quantizations and operations in vLLM, which validates an engine's arguments by their names."""
     from lookahead_agent.cpu import int8, operations  # noqa: F401
-
-
-def register_replay_models() -> None:
-    """Register the models of recordings in vLLM, by names that it imports only if a configuration has them."""
-    from vllm import ModelRegistry
-
-    for shape in REPLAY_SHAPES:
-        ModelRegistry.register_model(REPLAY + shape, f"lookahead_agent.replay.model:{REPLAY}{shape}")

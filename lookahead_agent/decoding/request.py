@@ -21,7 +21,6 @@ class DecodingSettings:
     draft_temperature: float = 0.7  # sampling temperature of the other candidates in a greedy reply
     delimiter: str | re.Pattern[str] = "\n\n"  # text or pattern that ends a step
     max_step_tokens: int = 256  # a draft step truncated at this length is never accepted
-    step_tokens: int | None = None  # fixed step length, for measurements with random weights; None: text ends steps
     hedge: bool = True  # whether the target continues after its own step during verification
     synchronous: bool = False  # whether to work in rounds: the paper's synchronous variant
     early: bool = True  # whether a draft step is dropped as soon as the verifier is certain to reject it

@@ -22,7 +22,6 @@ class Segmentation:
 
     delimiter: str | re.Pattern[str] | None = "\n\n"  # None: no text ends a step
     max_step_tokens: int = 256
-    step_tokens: int | None = None  # fixed step length, within the reply's budget; None: text ends steps
     action_markers: tuple[str, ...] = ()  # texts that open an action region
     thinking_marker: str | None = None  # tag that opens the thinking, while the reply waits for it
     boundary: str | None = None  # text that ends a step anywhere, such as the tag that closes the thinking
@@ -117,10 +116,6 @@ class Segmenter:
 
     def _find_end(self, token_id: int, piece: str, seen: int) -> StepEnd | None:
         rules = self._rules
-        if rules.step_tokens is not None:
-            if len(self.token_ids) >= self._budget:
-                return StepEnd.BUDGET
-            return StepEnd.DELIMITER if len(self.token_ids) >= rules.step_tokens else None
         if token_id in rules.eos_ids:
             return StepEnd.EOS
         if piece:

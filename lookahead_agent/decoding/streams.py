@@ -232,7 +232,6 @@ def step_rules(request: ReplyRequest, settings: DecodingSettings, tokenizer: Tok
     return Segmentation(
         delimiter=settings.delimiter,
         max_step_tokens=settings.max_step_tokens,
-        step_tokens=settings.step_tokens,
         action_markers=regions.action_markers + answer_markers,
         boundary=close,
         stop=sampling.stop,

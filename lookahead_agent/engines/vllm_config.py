@@ -9,7 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lookahead_agent.cpu import ENTRY_POINT, REPLAY, REPLAYS, VARIABLE
+from lookahead_agent.cpu import ENTRY_POINT, VARIABLE
+from lookahead_agent.engines import replay_plugin
 from lookahead_agent.engines.model_files import read_config, read_count, read_object_in, read_weight_names
 from lookahead_agent.engines.shared_draft_proposer import PATH
 from lookahead_agent.errors import ConfigurationError, MissingExtraError
@@ -78,14 +79,15 @@ def process_environment(config: VLLMConfig, cores: Sequence[int]) -> dict[str, s
 
     `cores` are the engine's `worker_cores`.
     """
-    variables = {REPLAYS: "1"} if _replays(config.model) else {}
-    variables |= {VARIABLE: "1"} if runs_on_cpu() else {}
-    if variables and (plugins := os.environ.get("VLLM_PLUGINS")) is not None:
-        variables["VLLM_PLUGINS"] = f"{plugins},{ENTRY_POINT}"
+    own = {VARIABLE: ENTRY_POINT} if runs_on_cpu() else {}
+    own |= {replay_plugin.VARIABLE: replay_plugin.ENTRY_POINT} if _replays(config.model) else {}
+    variables = dict.fromkeys(own, "1")
+    if own and (plugins := os.environ.get("VLLM_PLUGINS")) is not None:
+        variables["VLLM_PLUGINS"] = ",".join([plugins, *own.values()])
     if not runs_on_cpu():
         variables |= {name: value for name, value in _gpu_environment(config).items() if name not in os.environ}
-        own = {"CUDA_VISIBLE_DEVICES": config.gpus, "CUDA_MPS_PIPE_DIRECTORY": config.mps}
-        return variables | {name: value for name, value in own.items() if value is not None}
+        devices = {"CUDA_VISIBLE_DEVICES": config.gpus, "CUDA_MPS_PIPE_DIRECTORY": config.mps}
+        return variables | {name: value for name, value in devices.items() if value is not None}
     if engine_arguments(config)["enforce_eager"] and "TORCHDYNAMO_DISABLE" not in os.environ:
         # In eager mode, torch would compile only a helper for log-probabilities: it takes seconds and gains nothing.
         variables["TORCHDYNAMO_DISABLE"] = "1"
@@ -126,7 +128,7 @@ def _replays(model: Path) -> bool:
     """Whether a folder has a replay model, which vLLM does not know."""
     file = model / "config.json"
     architectures = read_config(model).get("architectures") if file.is_file() else None
-    return isinstance(architectures, list) and any(str(name).startswith(REPLAY) for name in architectures)
+    return isinstance(architectures, list) and any(str(name).startswith(replay_plugin.PREFIX) for name in architectures)
 
 
 def _openmp() -> Path | None:

@@ -7,15 +7,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from lookahead_agent.cpu import REPLAY, REPLAY_SHAPES
+from lookahead_agent.cpu import INT8, LAYOUT
+from lookahead_agent.engines import replay_plugin
 from lookahead_agent.engines.model_files import read_config, read_count
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.replay.recording import PrefixTree, Recording, VerdictRecord, Writer
 from lookahead_agent.system.files import write_atomically
 
 UNRECORDED, EOS = 0, 1  # ids that follow a prefix without a recorded token, and that end a reply
-NEXT_TOKENS = "next_tokens.npy"  # in a replay model's folder: the id that follows each id
+NEXT_TOKENS = "next_tokens.npy"  # in a replay model's folder: the id that follows each id, shape (positions, ids)
+_HEAD_FIELDS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_act",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "torch_dtype",
+    "dtype",
+)  # that an EAGLE-3 head has from its target
+_HEAD_VOCABULARY = 32_000  # tokens that published EAGLE-3 heads of Qwen3 know
 
 
 @dataclass(frozen=True)
@@ -43,29 +59,34 @@ class ReplayIds:
         self._prompts: dict[tuple[int, int], int] = {}  # by id of the prefix, and recorded token
         self.replies = {recording.name: self._add(recording) for recording in recordings}
 
-    def write_model(self, writer: Writer, shape: Path, folder: Path) -> None:
+    def write_model(self, writer: Writer, shape: Path, folder: Path, *, int8: bool = False) -> None:
         """Write the folder of a replay model: the configuration of a shape's folder, next tokens, and a tokenizer.
 
+        `int8` gives it the weights that engines on CPUs have in int8, else they have the shape's dtype.
         Raises ConfigurationError if there is no replay model of the shape, or if its vocabulary is too small.
         """
         config = read_config(shape)
-        architecture = (config.get("architectures") or ["none"])[0]
-        if architecture not in REPLAY_SHAPES:
-            raise ConfigurationError(f"{shape} has the architecture {architecture}: choose {', '.join(REPLAY_SHAPES)}")
+        # GGUF files name no architecture.
+        architecture = (config.get("architectures") or [f"{str(config.get('model_type')).title()}ForCausalLM"])[0]
+        if architecture not in replay_plugin.SHAPES:
+            raise ConfigurationError(
+                f"{shape} has the architecture {architecture}: choose {', '.join(replay_plugin.SHAPES)}"
+            )
         if (size := read_count(config, "vocab_size")) < len(self.texts):
             raise ConfigurationError(
                 f"the recordings need {len(self.texts)} token ids, and {shape} has {size}: replay fewer (--limit)"
             )
-        config |= {"architectures": [REPLAY + architecture], "eos_token_id": EOS, "bos_token_id": None}
+        config |= {"architectures": [replay_plugin.PREFIX + architecture], "eos_token_id": EOS, "bos_token_id": None}
         config.pop("quantization_config", None)
+        if int8:
+            config["quantization_config"] = {"quant_method": INT8, "layout": LAYOUT}
+            config["tie_word_embeddings"] = False
         if config.get("model_type") == "qwen2":
             # transformers takes the decoder of Qwen2's tokenizer in place of the file's. The fields are the same.
             heads = read_count(config, "num_attention_heads")
             config |= {"model_type": "qwen3", "head_dim": read_count(config, "hidden_size") // heads}
         folder.mkdir(parents=True, exist_ok=True)
-        following = np.full(size, UNRECORDED, dtype=np.int64)
-        following[: len(self.texts)] = self.next[writer]
-        np.save(folder / NEXT_TOKENS, following)
+        np.save(folder / NEXT_TOKENS, self._next_tokens(writer, size)[np.newaxis])
         # Every id needs a name of its own, which the decoder takes off again.
         names = [f"{number}:{text}" for number, text in enumerate(self.texts)]
         model = {"type": "WordLevel", "vocab": {name: number for number, name in enumerate(names)}}
@@ -81,6 +102,27 @@ class ReplayIds:
         files = {"config.json": config, "tokenizer.json": tokenizer, "tokenizer_config.json": names_of_ids}
         for name, content in files.items():
             write_atomically(folder / name, json.dumps(content))
+
+    def write_head(self, shape: Path, folder: Path, acceptance: Sequence[float]) -> None:
+        """Write the folder of an EAGLE-3 head for a target's shape, which writes the target's tokens.
+
+        `acceptance` has a probability in [0, 1] for each draft token after accepted ones; else the token is another.
+        """
+        config = read_config(shape)
+        size = read_count(config, "vocab_size")
+        config = {name: config[name] for name in _HEAD_FIELDS if name in config}
+        config |= {"architectures": [replay_plugin.HEAD], "model_type": "llama", "num_hidden_layers": 1}
+        config |= {"draft_vocab_size": min(size, _HEAD_VOCABULARY), "tie_word_embeddings": False}
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / "config.json", json.dumps(config))
+        # One draw for each id, so that a token which is easy to guess is so at every position.
+        drawn = np.random.default_rng(0).random(size) < np.array(acceptance)[:, np.newaxis]
+        np.save(folder / NEXT_TOKENS, np.where(drawn, self._next_tokens("target", size), UNRECORDED))
+
+    def _next_tokens(self, writer: Writer, size: int) -> npt.NDArray[np.int64]:
+        following = np.full(size, UNRECORDED, dtype=np.int64)
+        following[: len(self.texts)] = self.next[writer]
+        return following
 
     def _new(self, text: str) -> int:
         self.texts.append(text)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import count
@@ -13,8 +13,8 @@ from lookahead_agent.decoding.request import DecodingSettings, ReplyRequest
 from lookahead_agent.decoding.segmenter import Segmenter
 from lookahead_agent.decoding.step import Node, Source, Step, StepEnd, comparable, usable
 from lookahead_agent.decoding.streams import step_rules
-from lookahead_agent.decoding.verifier import StepPair, Verifier
-from lookahead_agent.engines.protocol import Delta, Engine, Sampling
+from lookahead_agent.decoding.verifier import StepPair, Verdict, Verifier
+from lookahead_agent.engines.protocol import Engine, Sampling
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.replay.recording import (
     VERSION,
@@ -48,14 +48,18 @@ class Recorder:
         if self.target.tokenizer.fingerprint != self.draft.tokenizer.fingerprint:
             raise ConfigurationError("target and draft have different tokenizers: a recording needs one for both")
 
-    async def record(self, name: str, request: ReplyRequest) -> Recording:
-        """Record everything that the pair writes to a prompt; raises EngineError."""
-        if request.sampling.temperature or request.sampling.structured is not None:
-            raise ConfigurationError("a recording needs temperature 0, and no structured output")
-        room = self.target.context_length - len(request.prompt_ids)
-        if request.sampling.max_tokens > room:
-            request = replace(request, sampling=replace(request.sampling, max_tokens=room))
-        return await _PromptRecorder(self, name, request).record()
+    async def record(self, requests: Mapping[str, ReplyRequest]) -> list[Recording]:
+        """Record everything that the pair writes to each of some prompts, by name, at once; raises EngineError."""
+        recorders = []
+        for name, request in requests.items():
+            if request.sampling.temperature or request.sampling.structured is not None:
+                raise ConfigurationError("a recording needs temperature 0, and no structured output")
+            most = min(request.sampling.max_tokens, self.target.context_length - len(request.prompt_ids))
+            request = replace(request, sampling=replace(request.sampling, max_tokens=most))
+            recorders.append(_PromptRecorder(self, name, request))
+        await gather_or_cancel(each.write() for each in recorders)
+        # One by one, so that the seconds of a verdict are those of an idle machine.
+        return [await each.record() for each in recorders]
 
 
 class _PromptRecorder:
@@ -73,17 +77,22 @@ class _PromptRecorder:
         self._at: dict[int, int] = {-1: 0}  # by job of a node: its prefix in the tree
         self._steps: dict[tuple[Source, int], asyncio.Task[Node]] = {}  # by model and prefix before the step
         self._written: list[Node] = []  # in the order of the recording's steps
-        self._verdicts: dict[tuple[int, int], VerdictRecord] = {}
+        self._verdicts: dict[tuple[int, int], tuple[StepPair, Verdict]] = {}  # by indices of draft and target step
+        self._committed = self._alone = Node(0)  # the replies with step speculation, and of the target alone
 
-    async def record(self) -> Recording:
+    async def write(self) -> None:
         try:
-            committed = await self._write_lookahead()
-            alone = await self._write_alone()
+            self._committed = await self._write_lookahead()
+            self._alone = await self._write_alone()
             await self._write_draft_tokens()
         finally:
             for task in self._steps.values():
                 task.cancel()
             await wait_for_end(self._steps.values())
+
+    async def record(self) -> Recording:
+        """Time the verdicts, and return the recording of what is written."""
+        verdicts = [await self._verdict_record(*each) for each in self._verdicts.items()]
         request, recorder, stream = self._request, self._recorder, self._tokenizer.stream()
         regions = request.regions
         return Recording(
@@ -101,9 +110,9 @@ class _PromptRecorder:
             eos_ids=tuple(sorted(self._tokenizer.eos_ids)),
             runs=self._tree.records(),
             steps=tuple(map(self._step_record, self._written)),
-            verdicts=tuple(self._verdicts.values()),
-            target_alone=self._reply(alone),
-            lookahead=self._reply(committed),
+            verdicts=tuple(verdicts),
+            target_alone=self._reply(self._alone),
+            lookahead=self._reply(self._committed),
             settings=recorder.settings,
             environment=recorder.environment,
         )
@@ -142,7 +151,6 @@ class _PromptRecorder:
                 break
         before = chain[:-1]
         targets = [await self._step_after(Source.TARGET, node, awaits_thinking=False) for node in before]
-        # One by one, so that the seconds of a verdict are those of an idle machine.
         verdicts = [await self._judge(*pair) for pair in zip(before, chain[1:], targets, strict=True)]
         return chain[1] if verdicts[0] else targets[0]
 
@@ -156,18 +164,23 @@ class _PromptRecorder:
             request = self._request
             text, salt = self._prefixes.text(before), request.sampling.cache_salt
             pair = StepPair(request.question, text, draft.step, target.step, before.position, salt)
-            started = time.perf_counter()
-            verdict = await self._recorder.verifier.verify(pair)
-            seconds = time.perf_counter() - started
-            self._verdicts[key] = VerdictRecord(
-                draft=key[0],
-                target=key[1],
-                accepted=verdict.accepted,
-                seconds=seconds,
-                reason=verdict.reason,
-                score=verdict.score,
-            )
-        return self._verdicts[key].accepted
+            self._verdicts[key] = pair, await self._recorder.verifier.verify(pair)
+        return self._verdicts[key][1].accepted
+
+    async def _verdict_record(self, key: tuple[int, int], judged: tuple[StepPair, Verdict]) -> VerdictRecord:
+        """The record of a verdict, which is asked for again: under another salt, as if it were the first time."""
+        pair, verdict = judged
+        started = time.perf_counter()
+        await self._recorder.verifier.verify(replace(pair, cache_salt=self._name))
+        seconds = time.perf_counter() - started
+        return VerdictRecord(
+            draft=key[0],
+            target=key[1],
+            accepted=verdict.accepted,
+            seconds=seconds,
+            reason=verdict.reason,
+            score=verdict.score,
+        )
 
     async def _step_after(self, source: Source, node: Node, awaits_thinking: bool) -> Node:
         return await self._start(source, node, awaits_thinking)
@@ -213,31 +226,30 @@ class _PromptRecorder:
             if (longer := self._tree.follow(model, prefix)) is not None:
                 more, written, prefix = read(self._tree.ids[longer])[1], written + 1, longer
                 continue
-            deltas = self._generate(model, prefix, limit - written)
             run: int | None = None
-            async with aclosing(deltas):
-                async for delta in deltas:
-                    for token in delta.token_ids:
-                        # Another step may have recorded the rest meanwhile, and a tie may have ended otherwise there.
-                        if self._tree.follow(model, prefix) is not None:
-                            break
-                        text, more = read(token)
-                        run, prefix = self._tree.add(model, prefix, token, text, run)
-                        written += 1
-                        if not more:
-                            return prefix
-                    else:
-                        continue
-                    break
+            async with aclosing(self._generate(model, prefix, limit - written)) as tokens:
+                async for token in tokens:
+                    # Another step may have recorded the rest meanwhile, and a tie may have ended otherwise there.
+                    if self._tree.follow(model, prefix) is not None:
+                        break
+                    text, more = read(token)
+                    run, prefix = self._tree.add(model, prefix, token, text, run)
+                    written += 1
+                    if not more:
+                        return prefix
                 else:
                     return prefix
         return prefix
 
-    def _generate(self, model: Writer, prefix: int, max_tokens: int) -> AsyncGenerator[Delta, None]:
+    async def _generate(self, model: Writer, prefix: int, max_tokens: int) -> AsyncGenerator[int, None]:
         engine = self._recorder.draft if model == "draft" else self._recorder.target
         prompt = [*self._request.prompt_ids, *self._tree.reply(prefix)]
         salt = self._request.sampling.cache_salt
-        return engine.generate(prompt, Sampling(max_tokens=max_tokens, cache_salt=salt, drafted=False))
+        deltas = engine.generate(prompt, Sampling(max_tokens=max_tokens, cache_salt=salt, drafted=False))
+        async with aclosing(deltas):
+            async for delta in deltas:
+                for token in delta.token_ids:
+                    yield token
 
     async def _write_draft_tokens(self) -> None:
         """Write the draft's token after every prefix that the target continues."""
@@ -260,19 +272,14 @@ class _PromptRecorder:
             length, longer = 0, place
             while (following := tree.follow("target", longer)) is not None and longer not in tree.next["draft"]:
                 length, longer = length + 1, following
-            deltas = self._generate("draft", place, length)
             run: int | None = None
-            async with aclosing(deltas):
-                async for delta in deltas:
-                    for token in delta.token_ids:
-                        agrees = token == tree.next["target"].get(place)
-                        run, drafted = tree.add("draft", place, token, stream.push(token), run)
-                        place = drafted if agrees else tree.follow("target", place)
-                        if not agrees or place is None or place not in tree.next["target"]:
-                            break
-                    else:
-                        continue
-                    break
+            async with aclosing(self._generate("draft", place, length)) as tokens:
+                async for token in tokens:
+                    agrees = token == tree.next["target"].get(place)
+                    run, drafted = tree.add("draft", place, token, stream.push(token), run)
+                    place = drafted if agrees else tree.follow("target", place)
+                    if not agrees or place is None or place not in tree.next["target"]:
+                        break
 
     def _step_record(self, node: Node) -> StepRecord:
         assert node.parent is not None

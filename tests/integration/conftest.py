@@ -36,7 +36,6 @@ LONGEST = (
     "estimate",
     "serve",
     "bench",
-    "synthetic",
 )
 CALLS = ("invoke", "ainvoke", "stream", "astream")
 # The property of LangChain's standard suite that enables a test, where the test's name does not give it.

@@ -9,7 +9,7 @@ import pytest
 from langchain_core.messages import HumanMessage
 
 from lookahead_agent import ChatLookahead
-from lookahead_agent.bench.record import record_reply
+from lookahead_agent.bench.record import record_replies
 from lookahead_agent.bench.replay import REPLAYED
 from lookahead_agent.bench.samples import read_results
 from lookahead_agent.decoding.verifier import StepPair, Verdict
@@ -57,12 +57,11 @@ class Lenient:
 
 def record(llm: ChatLookahead, count: int) -> list[Recording]:
     policy = VerifierPolicy(name="balanced", verifier=Lenient(), depth=3)
-    return [
-        background.run(
-            record_reply(llm, f"question {number}", llm.request([HumanMessage(text)], CallOptions(policy=policy)), 3)
-        )
+    requests = {
+        f"question {number}": llm.request([HumanMessage(text)], CallOptions(policy=policy))
         for number, text in enumerate(questions(count))
-    ]
+    }
+    return background.run(record_replies(llm, requests, 3))
 
 
 @pytest.mark.timeout(900)
@@ -97,6 +96,11 @@ def test_replay_writes_recorded_tokens_in_every_mode(
     assert sum(sample.calls[0].accepted for sample in samples if sample.mode.startswith("lr"))
     passes = {mode: sum(sample.calls[0].passes for sample in samples if sample.mode == mode) for mode in ("off", "sd")}
     assert passes["sd"] < passes["off"], "vLLM accepts draft tokens"
+    with_head = [*command, "--modes", "sd,lr+sd", "--head", "0.9,0.8", "--out", str(tmp_path / "head.jsonl")]
+    assert run_in_process(with_head, capsys).returncode == 0, "the head's tokens are verified by the target's"
+    samples_of_head = [each for each in read_results(RowFile(tmp_path / "head.jsonl").rows) if each.mode == "sd"]
+    taken = sum(each.calls[0].passes for each in samples_of_head)
+    assert 2 * taken < passes["off"] < 3 * taken, "a pass writes 1 + 0.9 + 0.9 * 0.8 tokens"
     again = run_in_process(command, capsys)
     assert again.returncode == done.returncode
     assert f"{len(samples)} of {len(samples)} samples are in" in again.stderr, "the same command continues"

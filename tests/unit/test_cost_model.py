@@ -75,6 +75,20 @@ async def test_measure_returns_seconds_per_token_by_batch_size() -> None:
     assert costs.seconds[4] == pytest.approx(0.016, rel=0.1)
 
 
+async def test_batches_that_do_not_run_at_once_have_no_cost() -> None:
+    engine = MeteredEngine()
+    room = asyncio.Semaphore(2)
+
+    async def generate(prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
+        async with room:
+            async for delta in MeteredEngine.generate(engine, prompt_ids, sampling):
+                yield delta
+
+    engine.generate = generate  # type: ignore[method-assign]
+    costs = await measure(engine, (1, 2, 4, 8), now=lambda: engine.now)
+    assert list(costs.seconds) == [1, 2]
+
+
 async def test_measure_runs_one_request_on_the_other_engine_and_aborts_it() -> None:
     engine, other = MeteredEngine(), MeteredEngine()
     await measure(engine, (1,), beside=other, now=lambda: engine.now)

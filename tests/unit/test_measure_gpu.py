@@ -6,18 +6,16 @@ import os
 import shlex
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from lookahead_agent.cost_model.pair import PairMeasurement
-from tests.unit.conftest import MeasureWith
-from tests.unit.test_bench_synthetic import ScriptedPair
 from tests.unit.test_cli import run
+from tests.unit.test_recordings import record
+from tests.unit.test_replay import folder_chat, recordings_file, shape
 
 Completed = subprocess.CompletedProcess[str]
 SCRIPT = Path(__file__).parents[2] / "examples" / "measure_gpu.sh"
-PARTS = ["8b", "32b"]
+PARTS = ["8b", "32b", "8b-at-once", "8b-draft-model"]
 
 
 def run_script(folder: Path, *parts: str, status: int = 0, mps: bool = True, **variables: str) -> Completed:
@@ -48,23 +46,24 @@ def option(call: list[str], name: str) -> str:
 
 @pytest.mark.parametrize(("mps", "sharing"), [(True, "-mps"), (False, "")])
 def test_every_part_is_a_bench_command_that_succeeds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measure_with: MeasureWith, mps: bool, sharing: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mps: bool, sharing: str
 ) -> None:
-    pair: Any = ScriptedPair(divided=False)
-    measure_with(PairMeasurement(lambda *_, **__: pair))  # the costs of an earlier day are read
     completed = run_script(tmp_path, mps=mps)
     assert (completed.returncode, completed.stderr) == (0, "")
     assert [line.partition(", ")[0] for line in completed.stdout.splitlines()] == [f"== {p}{sharing}" for p in PARTS]
     benches = [call[1:-1] for call in recorded_calls(tmp_path) if call[0] == "lookahead-agent"]
-    assert [call[:2] for call in benches] == [["bench", "synthetic"]] * len(PARTS)
+    assert [call[:2] for call in benches] == [["bench", "replay"]] * len(PARTS)
     assert [option(call, "--out") for call in benches] == [f"results/gpu/{part}{sharing}.jsonl" for part in PARTS]
     seconds = [int(option(call, "--seconds")) for call in benches]
-    assert seconds[0] <= 560 - 220 <= seconds[1] <= 540, "the first part leaves time for the second"
+    assert seconds[0] <= 560 - 20 - 3 * 70 <= seconds[-1] <= 540, "each part leaves time for the later ones"
     monkeypatch.chdir(tmp_path)
-    quick = ["--steps", "2", "--step-tokens", "2", "--replies", "1", "--repeats", "1"]
+    file = recordings_file(tmp_path, record())
+    for size in ("8b", "0.6b", "32b", "1.7b"):
+        shape(tmp_path / "shapes" / f"qwen3-{size}")
     for call in benches:
-        assert run(*call, *quick) == 0, shlex.join(call)
-    assert {path.stem for path in (tmp_path / "results" / "gpu").glob("*.md")} == {f"{part}{sharing}" for part in PARTS}
+        call[2] = str(file)
+        assert run(*call, chat_class=folder_chat) == 0, shlex.join(call)
+    assert {path.stem for path in (tmp_path / "results" / "gpu").glob("*.jsonl")} == {f"{p}{sharing}" for p in PARTS}
 
 
 def test_mps_runs_around_the_parts_with_private_folders(tmp_path: Path) -> None:
@@ -79,22 +78,22 @@ def test_mps_runs_around_the_parts_with_private_folders(tmp_path: Path) -> None:
 
 def test_failing_part_sets_the_exit_status_and_the_others_still_run(tmp_path: Path) -> None:
     assert run_script(tmp_path, status=3, mps=False).returncode == 3
-    assert len(recorded_calls(tmp_path)) == 2
+    assert len(recorded_calls(tmp_path)) == len(PARTS)
 
 
 def test_only_the_named_parts_run_and_unknown_parts_are_rejected(tmp_path: Path) -> None:
     assert run_script(tmp_path, "8b", mps=False).returncode == 0
     (call,) = recorded_calls(tmp_path)
-    assert option(call, "--model") == "shapes/qwen3-8b"
+    assert option(call, "--target-shape") == "shapes/qwen3-8b"
     assert int(option(call, "--seconds")) >= 530, "no later part needs time"
     invalid = run_script(tmp_path, "fast", mps=False)
     assert invalid.returncode == 2
-    assert "choose from 8b 32b" in invalid.stderr
+    assert "choose from 8b 32b 8b-at-once 8b-draft-model" in invalid.stderr
 
 
 def test_part_without_time_is_left_out(tmp_path: Path) -> None:
-    completed = run_script(tmp_path, mps=False, TOTAL="210")
+    completed = run_script(tmp_path, mps=False, TOTAL="60")
     assert completed.returncode == 75
     assert "== 8b: no time is left" in completed.stderr
     (call,) = recorded_calls(tmp_path)
-    assert option(call, "--model") == "shapes/qwen3-32b"
+    assert option(call, "--target-shape") == "shapes/qwen3-8b"

@@ -43,16 +43,9 @@ def record(questions: Sequence[str] = ("What is it?",), max_tokens: int = 64) ->
     settings = {"delimiter": "\n\n", "max_step_tokens": 256, "depth": DEPTH}
     recorder = Recorder(*engines, ByText(), DecodingSettings(depth=DEPTH), settings=settings)
 
-    async def each() -> list[Recording]:
-        return [
-            await recorder.record(
-                question,
-                ReplyRequest(tuple(tokenizer.encode(f"user: {question}\nassistant: ")), Sampling(max_tokens), question),
-            )
-            for question in questions
-        ]
-
-    recordings = asyncio.run(each())
+    prompts = {question: tuple(tokenizer.encode(f"user: {question}\nassistant: ")) for question in questions}
+    requests = {name: ReplyRequest(prompt, Sampling(max_tokens), name) for name, prompt in prompts.items()}
+    recordings = asyncio.run(recorder.record(requests))
     assert all(engine.in_flight == 0 for engine in engines)
     return recordings
 
@@ -143,7 +136,7 @@ def test_short_budget_and_sampling() -> None:
     tokenizer = ScriptedTokenizer()
     recorder = Recorder(*[ScriptedEngine(tokenizer, []) for _ in range(2)], ByText(), DecodingSettings())
     with pytest.raises(ConfigurationError, match="temperature 0"):
-        asyncio.run(recorder.record("a", ReplyRequest((1,), Sampling(8, temperature=0.5))))
+        asyncio.run(recorder.record({"a": ReplyRequest((1,), Sampling(8, temperature=0.5))}))
     others = [ScriptedEngine(ScriptedTokenizer(), []) for _ in range(2)]
     with pytest.raises(ConfigurationError, match="different tokenizers"):
         Recorder(*others, ByText(), DecodingSettings())
@@ -168,6 +161,11 @@ def test_record_command_continues_and_refuses_other_settings(
     assert [each.lookahead.accepted for each in recordings] == [2, 1]
     assert {each.settings["depth"] for each in recordings} == {2}
     assert run(*command, chat_class=scripted) == 0, "nothing is left"
+    planner = ("--task", "plan_execute", "--limit", "1", "--out", str(tmp_path / "planner.jsonl"))
+    assert run(*command, *planner, chat_class=scripted) == 0
+    (recording,) = read_recordings(tmp_path / "planner.jsonl")
+    assert (recording.name, recording.question) == ("plan_execute first", "the first?")
+    assert "the first?" in "".join(recording.prompt.texts)
     for options, message in (
         (("--depth", "3"), "another depth: choose another file"),
         (("--policy", "off"), "it accepts no step"),

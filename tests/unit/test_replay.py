@@ -58,7 +58,7 @@ class FolderEngine:
 
     def __init__(self, folder: Path, turns: int) -> None:
         self.tokenizer = HFTokenizer(folder)
-        self._next = np.load(folder / NEXT_TOKENS)
+        (self._next,) = np.load(folder / NEXT_TOKENS)
         self._turns = turns
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
@@ -156,6 +156,39 @@ def test_folder_has_a_tokenizer_with_the_recorded_texts(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigurationError, match=message):
             ids.write_model("target", shape(tmp_path / message[:9], **changes), tmp_path / "none")
+
+
+def test_head_writes_the_targets_tokens_at_the_given_rates(tmp_path: Path) -> None:
+    ids = ReplayIds(record(QUESTIONS))
+    shape(tmp_path / "shape", num_hidden_layers=9, layer_types=["full_attention"] * 9)
+    ids.write_head(tmp_path / "shape", tmp_path / "head", (1.0, 0.6, 0.0))
+    config = json.loads((tmp_path / "head" / "config.json").read_text())
+    assert config["architectures"] == ["Eagle3ReplayForCausalLM"]
+    assert (config["num_hidden_layers"], config["hidden_size"], config["draft_vocab_size"]) == (1, 64, 512)
+    assert "layer_types" not in config
+    table = np.load(tmp_path / "head" / NEXT_TOKENS)
+    target = np.array(ids.next["target"])
+    always, often, never = table[:, : len(target)]
+    assert (always == target).all()
+    assert not never.any()
+    known = target != UNRECORDED
+    assert set(often[known & (often != target)]) == {UNRECORDED}
+    assert 0.4 < (often[known] == target[known]).mean() < 0.8
+
+
+@pytest.mark.parametrize("precision", ["int8", "bf16"])
+def test_replay_on_a_cpu_has_the_recorded_precision(tmp_path: Path, precision: str) -> None:
+    (recording,) = record()
+    recording = recording.model_copy(update={"settings": recording.settings | {"precision": {"target": precision}}})
+    layers = {"num_hidden_layers": 1, "num_key_value_heads": 2}
+    shapes = shape(tmp_path / "a", tie_word_embeddings=True, **layers), shape(tmp_path / "b", **layers)
+    for on_cpu in (True, False):
+        ReplayBench(
+            [recording], shapes, tmp_path / "r.jsonl", task={"modes": ["off"]}, engine_args={}, on_cpu=on_cpu
+        )
+        config = json.loads((tmp_path / "r-models" / "target" / "config.json").read_text())
+        assert ("quantization_config" in config) == (on_cpu and precision == "int8")
+        assert config["tie_word_embeddings"] == ("quantization_config" not in config)
 
 
 def test_text_of_a_token_may_look_like_the_name_of_an_id(tmp_path: Path) -> None:
@@ -280,7 +313,7 @@ def test_engines_on_a_gpu_get_room_for_the_recorded_replies(tmp_path: Path) -> N
             "kv_cache_memory_bytes": 2 * 3 * context * per_token * layer_count,
         }
     on_cpu = ReplayBench(recordings, shapes, tmp_path / "r.jsonl", task=task, engine_args=given, on_cpu=True)
-    assert on_cpu.bench.config.engine_args == {"load_format": "dummy", "max_num_seqs": 8}
+    assert on_cpu.bench.config.engine_args == {"load_format": "dummy", "max_num_seqs": 8, "dtype": "bfloat16"}
 
 
 def test_nothing_begins_after_the_time_limit(tmp_path: Path) -> None:

@@ -201,16 +201,6 @@ def test_prefix_context_does_not_depend_on_how_the_text_is_split(pieces: list[st
     assert PrefixContext(room).then(first).then(second) == PrefixContext(room).then(first + second)
 
 
-def test_step_tokens_sets_the_length_of_each_step() -> None:
-    steps = segment(
-        "one\n\ntwo three four <tool> five", Segmentation(step_tokens=2, action_markers=("<tool>",)), budget=6
-    )
-    assert [len(step.token_ids) for step in steps] == [2, 2, 2]
-    assert [step.end for step in steps] == [StepEnd.DELIMITER, StepEnd.DELIMITER, StepEnd.BUDGET]
-    short = segment("one two three", Segmentation(step_tokens=2), budget=3)
-    assert [(len(step.token_ids), step.end) for step in short] == [(2, StepEnd.DELIMITER), (1, StepEnd.BUDGET)]
-
-
 @given(st.text("ab.:\n \u00a0\u2028X", max_size=60))
 @pytest.mark.parametrize(
     "pattern",

@@ -10,7 +10,6 @@ import subprocess
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import uvicorn
@@ -23,7 +22,6 @@ from lookahead_agent.hardware.diagnostics import Machine
 from lookahead_agent.system.jsonl import read_content
 from lookahead_agent.testing import scripted_chat
 from tests.unit.conftest import MeasureWith
-from tests.unit.test_bench_synthetic import ScriptedPair
 from tests.unit.test_calibrate import pair_rows
 from tests.unit.test_cli import run
 from tests.unit.test_cost_model import SMALL
@@ -46,10 +44,7 @@ def lines(program: str) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _scripted_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, measure_with: MeasureWith) -> None:
-    def pair(*_: Any, **__: Any) -> Any:
-        return ScriptedPair(divided=False)
-
-    measure_with(PairMeasurement(pair, lambda *_, **__: SMALL, lambda *_: Acceptance(0.6, 0.8)))
+    measure_with(PairMeasurement(lambda *_, **__: object(), lambda *_, **__: SMALL, lambda *_: Acceptance(0.6, 0.8)))
     monkeypatch.setattr(uvicorn.Server, "run", lambda *_: None)
     monkeypatch.setattr("lookahead_agent.cli.serve.start_daemon", lambda *_: 1)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -87,8 +82,6 @@ def test_command_runs(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest
         return
     if arguments[0] == "serve":
         arguments += ["--port", "0"]  # the documented port may be in use
-    if arguments[:2] == ["bench", "synthetic"]:
-        arguments += ["--steps", "2", "--step-tokens", "2", "--repeats", "1"]
     scripted = partial(scripted_chat, reply_to)
     if arguments[:2] == ["bench", "replay"]:
         recordings_file(Path(), record())

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookahead_agent.cpu import REPLAYS, format_cores, parse_cores
+from lookahead_agent.cpu import format_cores, parse_cores
+from lookahead_agent.engines import replay_plugin
 from lookahead_agent.engines.vllm_config import (
     VLLMConfig,
     as_arguments,
@@ -70,4 +71,4 @@ def test_only_processes_of_a_replay_model_register_it(
 ) -> None:
     config = json.loads((model / "config.json").read_text()) | {"architectures": architectures}
     (model / "config.json").write_text(json.dumps(config))
-    assert (REPLAYS in process_environment(VLLMConfig(model), [])) == replays
+    assert (replay_plugin.VARIABLE in process_environment(VLLMConfig(model), [])) == replays
