@@ -207,7 +207,7 @@ def parse_plan(text: str, tools: Mapping[str, BaseTool], known: int = 0) -> list
         known: Number of results of earlier plans. If the calls are numbered after them, the calls may refer to them.
     """
     _, _, plan = text.partition(MARKER)
-    known_tools = _Tools(tools)
+    known_tools = _PlanTools(tools)
     starts = _find_starts(plan, known_tools, known)
     before = known if starts and starts[0].number == known + 1 else 0  # number before the first line
     ends = [*(start.place for start in starts[1:]), len(plan)]
@@ -235,7 +235,7 @@ def parse_plan(text: str, tools: Mapping[str, BaseTool], known: int = 0) -> list
     ]
 
 
-class _Tools:
+class _PlanTools:
     """The tools of a plan.
 
     Attributes:
@@ -253,7 +253,7 @@ class _Tools:
         return self._parameters[name]
 
 
-class _Start(NamedTuple):
+class _LineStart(NamedTuple):
     """The beginning of a line of a plan."""
 
     number: int  # as it is written
@@ -262,11 +262,11 @@ class _Start(NamedTuple):
     in_fence: bool  # whether the line is in a fence, which a fence without a language closes
 
 
-def _find_starts(plan: str, tools: _Tools, known: int) -> list[_Start]:
+def _find_starts(plan: str, tools: _PlanTools, known: int) -> list[_LineStart]:
     """Find the numbers that begin lines: those in order, and any that begins a tool's call."""
-    starts: list[_Start] = []
-    skipped: Iterator[_Span] = iter(())
-    span = _Span(0, 0)  # the last part of a line that has several lines itself
+    starts: list[_LineStart] = []
+    skipped: Iterator[_LineSpan] = iter(())
+    span = _LineSpan(0, 0)  # the last part of a line that has several lines itself
     counted, following = 0, 1  # place up to which fences are counted; the next number in order
     blocks = _Blocks(plan)
     for match in _ITEM.finditer(plan):
@@ -285,9 +285,9 @@ def _find_starts(plan: str, tools: _Tools, known: int) -> list[_Start]:
             continue
         blocks.count_fences(counted, match.start())
         counted, following = match.end(), following + (number == following)
-        starts.append(_Start(number, match.start(), match.end(), blocks.in_fence))
+        starts.append(_LineStart(number, match.start(), match.end(), blocks.in_fence))
         skipped = _long_texts(plan, match.end(), tools, blocks)
-        span = _Span(0, 0)
+        span = _LineSpan(0, 0)
     return starts
 
 
@@ -319,7 +319,7 @@ class _Blocks:
         return next(match for match in found if match[1] == opening["fence"])
 
 
-class _Span(NamedTuple):
+class _LineSpan(NamedTuple):
     """A part of a line that has several lines itself, such as a text in triple quotes."""
 
     begin: int
@@ -327,7 +327,7 @@ class _Span(NamedTuple):
     may_have_calls: bool = False  # a block that is no part of the call above it
 
 
-def _long_texts(plan: str, at: int, tools: _Tools, blocks: _Blocks) -> Iterator[_Span]:
+def _long_texts(plan: str, at: int, tools: _PlanTools, blocks: _Blocks) -> Iterator[_LineSpan]:
     """Yield where texts of several lines are in the call at a place of a plan, and under it.
 
     Empty spans say how far the call has been read, so that an open call is not read to the end of the plan.
@@ -337,14 +337,14 @@ def _long_texts(plan: str, at: int, tools: _Tools, blocks: _Blocks) -> Iterator[
     end = found.end()
     for token in tokens(plan, end):
         end = token.end
-        yield _Span(token.start if token.is_long_text else end, end)
+        yield _LineSpan(token.start if token.is_long_text else end, end)
     if (opening := blocks.find_opening(end)) is None:
         return
     line, missing, _ = _read_call(plan[at:end], tools, _ANY_NUMBER)
     if (closing := blocks.find_closing(opening)) is not None:
-        yield _Span(end, closing.end(), missing is None and line.is_complete)
+        yield _LineSpan(end, closing.end(), missing is None and line.is_complete)
     elif missing is not None:
-        yield _Span(end, len(plan))  # the rest is the argument that the call lacks
+        yield _LineSpan(end, len(plan))  # the rest is the argument that the call lacks
 
 
 @lru_cache(maxsize=256)
@@ -353,7 +353,7 @@ def _call_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(rf"{_BEFORE_NAME}({listed})[`*]*\s*\(")
 
 
-def _read_line(number: int, text: str, tools: _Tools, in_fence: bool) -> PlanLine:
+def _read_line(number: int, text: str, tools: _PlanTools, in_fence: bool) -> PlanLine:
     line, missing, end = _read_call(text, tools, number)
     if line.parameters is None:
         return line
@@ -373,7 +373,7 @@ def _read_line(number: int, text: str, tools: _Tools, in_fence: bool) -> PlanLin
     return line if line.is_complete else replace(line, arguments=None)
 
 
-def _read_call(text: str, tools: _Tools, number: int) -> tuple[PlanLine, str | None, int]:
+def _read_call(text: str, tools: _PlanTools, number: int) -> tuple[PlanLine, str | None, int]:
     """Read the call at the beginning of a line: its arguments, the one that it lacks, and where it ends."""
     if (found := tools.begins_call.match(text)) is None:
         return PlanLine(number, text), None, 0
