@@ -223,7 +223,8 @@ class _Variables:
 def _read(entry: dict[str, Any], name: str, folder: Path) -> McpServer:
     """Read the entry of a server; raises ValueError, which names the key."""
     fields: dict[str, Any] = {}
-    give = partial(_give, fields)
+    keys: dict[str, str] = {}
+    give = partial(_give, fields, keys)
     env_file = None
     for key, value in entry.items():
         # Clients write empty values for all that they know.
@@ -242,7 +243,13 @@ def _read(entry: dict[str, Any], name: str, folder: Path) -> McpServer:
         elif (key, value) != ("tools", ["*"]):
             advice = _ADVICE.get(key, "remove it, or write it as the page of the tools has it")
             raise ValueError(f"has {key!r}, which has no effect here: {advice}")
-    server = McpServer.model_validate(fields)
+    try:
+        server = McpServer.model_validate(fields)
+    except ValidationError as error:
+        field = str(error.errors()[0]["loc"][0])
+        if keys[field] == field:
+            raise
+        raise ValueError(f"has a wrong {keys[field]!r}: {validation_message(error)}") from None
     if (server.command is None) == (server.url is None):
         raise ValueError("needs either a command or a url")
     kind, others = ("command", _OF_URLS) if server.command is not None else ("url", _OF_PROGRAMS)
@@ -253,7 +260,9 @@ def _read(entry: dict[str, Any], name: str, folder: Path) -> McpServer:
     return server if env_file is None else server.model_copy(update={"env": _read_env(env_file) | server.env})
 
 
-def _give(fields: dict[str, Any], field: str, value: Any, key: str) -> None:
+def _give(fields: dict[str, Any], keys: dict[str, str], field: str, value: Any, key: str) -> None:
+    """Note the value of a field, and the key that names it."""
+    keys.setdefault(field, key)
     if field == "type":
         value = _as_transport(value)
     if fields.setdefault(field, value) != value:

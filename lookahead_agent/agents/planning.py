@@ -263,7 +263,9 @@ class PlanMiddleware(TurnMiddleware):
                 ready.append((line.number, line.tool, arguments))
                 if self._keep_order(line, line):
                     break
-        return ready
+        # The tool node ends the run with the result of a `return_direct` tool only if no other tool is called with it.
+        others = [call for call in ready if not self.by_name[call[1]].return_direct]
+        return others or ready
 
     def _next_incomplete(self, run: PlanRun) -> PlanLine | None:
         """Return the first line whose call a model has to write: the line is incomplete, or its call has failed."""

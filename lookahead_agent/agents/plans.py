@@ -3,10 +3,10 @@
 import json
 import re
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, ToolCall, ToolMessage
 from langchain_core.tools import BaseTool
@@ -67,6 +67,13 @@ class PlanLine:
     parameters: Parameters | None = field(default=None, compare=False, repr=False)  # Parameters of the tool
 
     @property
+    def is_complete(self) -> bool:
+        """Whether no argument is missing or left open, and the tool's schema accepts all."""
+        if self.arguments is None or any(map(_is_gap, self.arguments.values())):
+            return False
+        return self.parameters is None or self.parameters.fits(self.arguments)
+
+    @property
     def references(self) -> frozenset[int]:
         """Numbers of the earlier lines whose results the line references."""
         # Other numbers are amounts of money.
@@ -96,13 +103,17 @@ class PlanLine:
 
         return map_references(self.text, replacement)
 
-    def without_later_references(self, count: int) -> Self:
-        """Return the line, without arguments if it references its own or a later one of `count` lines."""
-        later = self._numbers & {*range(self.number, count + 1)}
-        if not later:
+    def without_unknown_references(self, unknown: Container[int]) -> Self:
+        """Return the line, without arguments if it references one of the `unknown` numbers."""
+        if not any(number in unknown for number in self._numbers):
             return self
-        text = map_references(self.text, lambda number, text: "<unknown>" if number in later else text)
+        text = map_references(self.text, lambda number, text: "<unknown>" if number in unknown else text)
         return replace(self, text=text, arguments=None)
+
+    @property
+    def call(self) -> str:
+        """The call as a text, which equal calls share."""
+        return self.text if self.tool is None or self.arguments is None else format_call(self.tool, self.arguments)
 
     def fill(self, results: Mapping[int, str]) -> dict[str, Any] | None:
         """Return the arguments with results, by line number, in place of references.
@@ -196,30 +207,88 @@ def parse_plan(text: str, tools: Mapping[str, BaseTool], known: int = 0) -> list
         known: Number of results of earlier plans. If the calls are numbered after them, the calls may refer to them.
     """
     _, _, plan = text.partition(MARKER)
-    starts: list[re.Match[str]] = []
-    skipped: Iterator[tuple[int, int]] = iter(())
-    before = begin = end = 0  # number before the first line; place of the last text that has several lines
-    blocks = _Blocks(plan)
-    for place, match in enumerate(_ITEM.finditer(plan)):
-        if place == 0 and int(match[1]) == known + 1:
-            before = known
-        if int(match[1]) != before + len(starts) + 1:
+    known_tools = _PlanTools(tools)
+    starts = _find_starts(plan, known_tools, known)
+    before = known if starts and starts[0].number == known + 1 else 0  # number before the first line
+    ends = [*(start.place for start in starts[1:]), len(plan)]
+    lines: list[PlanLine] = []
+    texts, calls = set[str](), set[str]()
+    in_order = len(starts)  # how many lines there are before the first one with another number than its own
+    for start, end in zip(starts, ends, strict=False):
+        number, text = before + len(lines) + 1, plan[start.end : end].strip()
+        may_repeat = start.number != number and (len(lines) < in_order or "$" not in text)
+        if may_repeat and text in texts:
             continue
-        while end <= match.start() and (span := next(skipped, None)) is not None:
-            begin, end = span
-        # A number inside a text of several lines begins no line of the plan.
-        if not begin < match.start() < end:
-            if not starts:
-                blocks.in_fence = len(_FENCE.findall(plan, 0, match.start())) % 2 == 1
-            starts.append(match)
-            begin = end = 0
-            skipped = _long_texts(plan, match.end(), tools, blocks)
-    ends = [*(match.start() for match in starts[1:]), len(plan)]
-    lines = [
-        _read_line(number, plan[match.end() : end].strip(), tools, blocks.in_fence)
-        for number, (match, end) in enumerate(zip(starts, ends, strict=False), before + 1)
+        line = _read_line(number, text, known_tools, start.in_fence)
+        if may_repeat and line.call in calls:
+            continue  # a model that begins its plan again repeats it
+        in_order = in_order if start.number == number else min(in_order, len(lines))
+        lines.append(line)
+        texts.add(text)
+        calls.add(line.call)
+    # From there on, a reference to one of the plan's numbers may mean several results.
+    last = before + len(lines)
+    ambiguous = {*range(before + 1, last + 1), *(start.number for start in starts)}
+    return [
+        line.without_unknown_references(range(line.number, last + 1) if place < in_order else ambiguous)
+        for place, line in enumerate(lines)
     ]
-    return [line.without_later_references(before + len(lines)) for line in lines]
+
+
+class _PlanTools:
+    """The tools of a plan.
+
+    Attributes:
+        begins_call: The pattern of the beginning of a call, up to its bracket; the group is the tool's name.
+    """
+
+    def __init__(self, tools: Mapping[str, BaseTool]) -> None:
+        self._tools, self._parameters = tools, dict[str, Parameters]()
+        self.begins_call = _call_pattern((*tools,))
+
+    def parameters(self, name: str) -> Parameters:
+        """Return a tool's parameters; a long plan has many calls of it."""
+        if name not in self._parameters:
+            self._parameters[name] = Parameters.of(self._tools[name])
+        return self._parameters[name]
+
+
+class _LineStart(NamedTuple):
+    """The beginning of a line of a plan."""
+
+    number: int  # as it is written
+    place: int
+    end: int  # place after the number
+    in_fence: bool  # whether the line is in a fence, which a fence without a language closes
+
+
+def _find_starts(plan: str, tools: _PlanTools, known: int) -> list[_LineStart]:
+    """Find the numbers that begin lines: those in order, and any that begins a tool's call."""
+    starts: list[_LineStart] = []
+    skipped: Iterator[_LineSpan] = iter(())
+    span = _LineSpan(0, 0)  # the last part of a line that has several lines itself
+    counted, following = 0, 1  # place up to which fences are counted; the next number in order
+    blocks = _Blocks(plan)
+    for match in _ITEM.finditer(plan):
+        number, is_call = int(match[1]), tools.begins_call.match(plan, match.end()) is not None
+        if not starts and number == known + 1:
+            following = number
+        if number != following and not is_call:
+            continue
+        while span.end <= match.start() and (found := next(skipped, None)) is not None:
+            span = found
+            if span.begin < span.end and not span.may_have_calls:
+                blocks.count_fences(counted, span.begin)
+                counted = span.end
+        # A number inside a text of several lines begins no line of the plan.
+        if span.begin < match.start() < span.end and not (is_call and span.may_have_calls):
+            continue
+        blocks.count_fences(counted, match.start())
+        counted, following = match.end(), following + (number == following)
+        starts.append(_LineStart(number, match.start(), match.end(), blocks.in_fence))
+        skipped = _long_texts(plan, match.end(), tools, blocks)
+        span = _LineSpan(0, 0)
+    return starts
 
 
 class _Blocks:
@@ -232,6 +301,10 @@ class _Blocks:
     def __init__(self, text: str, in_fence: bool = False) -> None:
         self._text, self.in_fence = text, in_fence
         self._last = {match[1]: match.start() for match in _CLOSING.finditer(text)}  # last closing fences
+
+    def count_fences(self, begin: int, end: int) -> None:
+        """Read the fences between two places."""
+        self.in_fence ^= len(_FENCE.findall(self._text, begin, end)) % 2 == 1
 
     def find_opening(self, at: int) -> re.Match[str] | None:
         """Return the beginning of the block under a call that ends at a place."""
@@ -246,31 +319,41 @@ class _Blocks:
         return next(match for match in found if match[1] == opening["fence"])
 
 
-def _long_texts(plan: str, at: int, tools: Mapping[str, BaseTool], blocks: _Blocks) -> Iterator[tuple[int, int]]:
-    """Yield where texts of several lines are in the call at a place of a plan, and under it."""
-    if (found := _call_pattern((*tools,)).match(plan, at)) is None:
+class _LineSpan(NamedTuple):
+    """A part of a line that has several lines itself, such as a text in triple quotes."""
+
+    begin: int
+    end: int
+    may_have_calls: bool = False  # a block that is no part of the call above it
+
+
+def _long_texts(plan: str, at: int, tools: _PlanTools, blocks: _Blocks) -> Iterator[_LineSpan]:
+    """Yield where texts of several lines are in the call at a place of a plan, and under it.
+
+    Empty spans say how far the call has been read, so that an open call is not read to the end of the plan.
+    """
+    if (found := tools.begins_call.match(plan, at)) is None:
         return
     end = found.end()
     for token in tokens(plan, end):
         end = token.end
-        if token.is_long_text:
-            yield token.start, end
+        yield _LineSpan(token.start if token.is_long_text else end, end)
     if (opening := blocks.find_opening(end)) is None:
         return
+    line, missing, _ = _read_call(plan[at:end], tools, _ANY_NUMBER)
     if (closing := blocks.find_closing(opening)) is not None:
-        yield end, closing.end()
-    elif _read_call(plan[at:end], tools, _ANY_NUMBER)[1] is not None:
-        yield end, len(plan)  # the rest is the argument that the call lacks
+        yield _LineSpan(end, closing.end(), missing is None and line.is_complete)
+    elif missing is not None:
+        yield _LineSpan(end, len(plan))  # the rest is the argument that the call lacks
 
 
 @lru_cache(maxsize=256)
 def _call_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
-    """Return the pattern of the beginning of a call, up to its bracket; the group is the tool's name."""
     listed = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
     return re.compile(rf"{_BEFORE_NAME}({listed})[`*]*\s*\(")
 
 
-def _read_line(number: int, text: str, tools: Mapping[str, BaseTool], in_fence: bool) -> PlanLine:
+def _read_line(number: int, text: str, tools: _PlanTools, in_fence: bool) -> PlanLine:
     line, missing, end = _read_call(text, tools, number)
     if line.parameters is None:
         return line
@@ -284,17 +367,17 @@ def _read_line(number: int, text: str, tools: Mapping[str, BaseTool], in_fence: 
         after = _AFTER_CALL if in_fence else _AFTER_BLOCK
     if after.match(text, end) is None:
         return replace(line, arguments=None)
+    line = replace(line, arguments=arguments)
     # A small model goes on after its plan, as with results that it makes up. They are not part of the call.
-    text = text[:end] if opening is None else text
-    fits = arguments is not None and not any(map(_is_gap, arguments.values())) and line.parameters.fits(arguments)
-    return replace(line, text=text, arguments=arguments if fits else None)
+    line = replace(line, text=text if opening is not None and not line.is_complete else text[:end])
+    return line if line.is_complete else replace(line, arguments=None)
 
 
-def _read_call(text: str, tools: Mapping[str, BaseTool], number: int) -> tuple[PlanLine, str | None, int]:
+def _read_call(text: str, tools: _PlanTools, number: int) -> tuple[PlanLine, str | None, int]:
     """Read the call at the beginning of a line: its arguments, the one that it lacks, and where it ends."""
-    if (found := _call_pattern((*tools,)).match(text)) is None:
+    if (found := tools.begins_call.match(text)) is None:
         return PlanLine(number, text), None, 0
-    parameters = Parameters.of(tools[found[1]])
+    parameters = tools.parameters(found[1])
     line = PlanLine(number, text, found[1], parameters=parameters)
     try:
         arguments, end = parameters.read(text, found.end(), number - 1)

@@ -26,7 +26,8 @@ from lookahead_agent.cli.terminal import LogFormatter, Terminal
 from lookahead_agent.errors import ConfigurationError, LookaheadError, ModelNotFoundError, validation_message
 from lookahead_agent.system.plain_text import plain
 
-_INTERRUPTED = 130
+_BY_SIGNAL = 128  # Exit statuses from here on: the number of the signal is added
+_INTERRUPTED = _BY_SIGNAL + signal.SIGINT
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG})
 
@@ -131,13 +132,16 @@ def _options(
 def main(chat_class: Callable[..., Any] | None = None) -> None:
     """Run the command line and exit: 0 if all went well, 2 for bad arguments, 130 after Ctrl-C, 1 otherwise."""
     signal.signal(signal.SIGINT, _interrupt)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(_BY_SIGNAL + number))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # for characters that the locale's encoding lacks
+    code = 1
     try:
         code = run_command(sys.argv[1:], chat_class)
     finally:
+        if code >= _BY_SIGNAL:
+            logging.disable(logging.WARNING)  # a start in progress would report that its process was killed
         from lookahead_agent.engines.engine_pool import POOL
         from lookahead_agent.engines.processes import child_processes, end_processes
 

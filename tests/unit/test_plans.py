@@ -183,10 +183,49 @@ def test_line_that_references_itself_or_a_later_line_is_incomplete() -> None:
     assert third.arguments == {"statement": "$9 $1"}, "no line has this number: it is an amount of money"
 
 
+B = {"statement": "b"}
+A, ADD = {"statement": "a"}, {"expression": "$1 + 1"}
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [
+        # A second call with the first one's number, also in the fence after a call that lacks nothing.
+        ("1. sql('a')\n1. sql('b')", [A, B]),
+        ("1. sql('a')\n```\n1. sql('b')\n```", [A, B]),
+        ("1. sql('a')\n```sql\n2. sql('b')\n3. python()\n```\nx\n```\n", [A, B, None]),
+        ("```\n1. sql('a')\n```\n```\n1. python()\n```\nx\n```", [A, None]),
+        ("1. sql('a')\n\nPlan:\n1. sql('b')", [A, B]),
+        ("3. sql('a')\n7. sql('b')", [A, B]),
+        # A repetition is no further line.
+        ("1. sql('a')\n2. calculator('$1 + 1')\n1. sql(\"a\")\n2. calculator('$1 + 1')\n3. sql('b')", [A, ADD, B]),
+        ("1. sql('a')\n2. sql('a')", [A, A]),
+        # $1 is the result of one of two lines, or of none.
+        ("1. sql('a')\n1. calculator('$1 + 1')", [A, None]),
+        ("1. sql('a')\n2. calculator('$1 + 1')\n1. sql('b')\n2. calculator('$1 + 1')", [A, ADD, B, None]),
+        ("1. sql('a')\n3. sql('b')\n4. calculator('$3 + 1')", [A, B, None]),
+        ("1. sql('a')\n1. sql('b')\n1. calculator('$5 + $7.50')", [A, B, {"expression": "$5 + $7.50"}]),
+        # A numbered text that calls nothing is a line only if it has the next number.
+        ("1. sql('a')\n2. add it\n1. sql('b')\n3. add it\n\nSteps:\n1. add it", [A, None, B, None]),
+        ("1. sql('a')\n```\n2. add it\n```\n2. sql('b')", [A, B]),
+        # The block of a call that lacks its argument, or that cannot be read, is part of that call.
+        ("1. python()\n```\n# 1. sql('b')\n```", [{"code": "# 1. sql('b')"}]),
+        ("1. python(code=<code>)\n```\n# 1. sql('b')\n```", [None]),
+    ],
+)
+def test_every_numbered_call_is_a_line(plan: str, expected: list[dict[str, Any] | None]) -> None:
+    lines = parse_plan(f"Plan:\n{plan}", TOOLS)
+    assert [line.arguments for line in lines] == expected
+    assert [line.number for line in lines] == [*range(1, len(expected) + 1)]
+    assert all("$" not in line.text for line in lines if line.arguments is None), "a model would copy it"
+
+
 def test_plan_is_numbered_from_one_or_after_earlier_results() -> None:
-    for first, known, expected in ((3, 2, [3, 4]), (1, 2, [1, 2]), (3, 0, []), (2, 2, [])):
+    for first, known, expected in ((3, 2, [3, 4]), (1, 2, [1, 2]), (3, 0, [1, 2]), (2, 2, [1, 2])):
         text = f'Plan:\n{first}. sql("$2")\n{first + 1}. sql("b")'
-        assert [line.number for line in parse_plan(text, TOOLS, known)] == expected
+        lines = parse_plan(text, TOOLS, known)
+        assert [line.number for line in lines] == expected
+        assert [line.arguments for line in lines] == [{"statement": "$2"} if first == 3 and known else None, B]
     assert parse_plan('Plan:\n3. sql("$2")', TOOLS, 2)[0].references == {2}
     assert parse_plan('Plan:\n1. sql("$1")', TOOLS, 2)[0].arguments is None, "1 is its own number"
 
@@ -383,6 +422,9 @@ def test_64_kilobytes_of_a_plan_are_read_in_linear_time() -> None:
         "$1" * 32_000,
         ")\n```\n2. sql(" * 6_000,
         ")\n```a\n2. sql(" * 6_000 + ")\n~~~",
+        ")\n1. sql(" * 6_000,
+        "".join(f"{number})\n1. sql(" for number in range(1_000)),
+        "".join(f"\n1. sql({number}" for number in range(1_500)),
     ):
         started = time.process_time()
         parse_plan(f"Plan:\n1. sql({text}", TOOLS)

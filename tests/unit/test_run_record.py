@@ -331,6 +331,16 @@ def test_result_of_a_tool_that_returns_directly_is_the_answer(build: Any) -> Non
     assert any("Ticket 4711 is open." in prompt for prompt in prompts), "the next question's prompts have the answer"
 
 
+@pytest.mark.parametrize("build", PLANS)
+@pytest.mark.parametrize("plan", ['1. ticket("a")\n2. book("Bonn")', '1. book("Bonn")\n2. ticket("a")'])
+def test_tool_that_returns_directly_beside_others_in_a_plan_has_the_last_word(build: Any, plan: str) -> None:
+    made.clear()
+    llm = scripted_chat(lambda prompt: f"I do it.\n\nPlan:\n{plan}" if "You solve problems" in prompt else "Done.")
+    state = build(llm, [ticket, book]).invoke({"messages": [HumanMessage("The printer is broken.")]})
+    assert state["messages"][-1].text == "Ticket 4711 is open."
+    assert len(made) <= 1
+
+
 # Effects
 
 

@@ -174,6 +174,10 @@ def test_agent_calls_async_tools_in_invoke_and_ainvoke() -> None:
         ),
         ('{"mcpServers": {"a": {"url": "x", "type": "ws"}}}', "s.json: the server 'a': type: Input should be"),
         (
+            '{"mcpServers": {"a": {"url": "x", "transport": "ws"}}}',
+            "s.json: the server 'a' has a wrong 'transport': type",
+        ),
+        (
             '{"mcpServers": {"a": {"command": "${UNSET_VARIABLE}"}}}',
             "the environment variable UNSET_VARIABLE, which is not set",
         ),
