@@ -186,6 +186,8 @@ class EngineSet:
         kept = self.modes.record is not None and self._beside < BUSY
         measures = kept and self.engine_setup is not None and self.engine_setup.on_cpu
         cpu_time = asyncio.create_task(asyncio.to_thread(self.cpu_time)) if measures else None
+        if cpu_time is not None:  # a reply that fails never asks for its error
+            cpu_time.add_done_callback(lambda task: task.cancelled() or task.exception())
         return MeasurementStart(self.replies, self._beside, cpu_time)
 
     async def learn(
