@@ -1,6 +1,5 @@
 """Plans of tool calls, and their lines: `2. calculator("$1 * 1.19")`, where `$1` is the result of call 1."""
 
-import json
 import re
 import uuid
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from lookahead_agent.agents.written_calls import (
     tokens,
     whole_reference,
 )
+from lookahead_agent.generation.tool_calls import parse_strict_json
 from lookahead_agent.system.truncation import TRUNCATED
 
 MARKER = "Plan:"  # Ends the thoughts and begins the plan; after it only the target writes
@@ -155,13 +155,9 @@ def _fill(results: Mapping[int, str], text: str, *, read: Callable[[str], Any]) 
 def _json_or_text(result: str) -> Any:
     """Return the value that a result is in JSON; other results are texts."""
     try:
-        return json.loads(result, parse_constant=_raise)
-    except (ValueError, RecursionError):
+        return parse_strict_json(result)
+    except ValueError:
         return result
-
-
-def _raise(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
 
 
 def is_value(result: str) -> bool:

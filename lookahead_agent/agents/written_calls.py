@@ -208,7 +208,7 @@ class _Literal:
 
 def _number(text: str) -> int | float:
     try:
-        return int(text, 0)
+        whole = int(text, 0)
     except ValueError:
         if text.lstrip("+-")[:2].isdecimal():
             int(text.lstrip("+-").partition(".")[0].partition("e")[0].partition("E")[0], 0)  # no leading zeros
@@ -216,6 +216,9 @@ def _number(text: str) -> int | float:
         if not math.isfinite(number):
             raise ValueError(f"{text} is too large") from None
         return number
+    if not -(1 << 63) <= whole < 1 << 64:  # a checkpoint cannot hold it
+        raise ValueError(f"{text[:24]} has more than 64 bits")
+    return whole
 
 
 def _text(quoted: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from lookahead_agent.bench.samples import environment
 from lookahead_agent.calibration.pairs import LabelledPair, PairRow
-from lookahead_agent.certificates.certificate import Certificate
+from lookahead_agent.certificates.certificate import FORMS, Certificate
 from lookahead_agent.certificates.drift_monitor import DISPUTED_BELOW
 from lookahead_agent.certificates.risk import LEVEL, RISKS, ScoredPair, Threshold, thresholds
 from lookahead_agent.errors import ConfigurationError
@@ -94,20 +94,11 @@ class ThresholdCandidate:
         return VerifierPolicy.model_validate(self.fields)
 
 
-_CASCADE = {"verifier": "cascade", "similarity": 0.95, "ask_judge_from": 0.65, "both_orders": True}
 GRID = tuple(number / 100 for number in range(101))  # thresholds to choose from, fixed before any pair is seen
 CANDIDATES: dict[str, ThresholdCandidate] = {
-    candidate.name: candidate
-    for candidate in (
-        ThresholdCandidate("embedding", "similarity", {"verifier": "embedding"}),
-        ThresholdCandidate("embedding+results", "similarity", {"verifier": "embedding", "same_numbers": True}),
-        ThresholdCandidate("judge", "p_aligned", {"verifier": "judge", "same_numbers": False}),
-        ThresholdCandidate("judge+results", "p_aligned", {"verifier": "judge", "same_numbers": True}),
-        ThresholdCandidate("both orders", "p_aligned", {"verifier": "judge", "both_orders": True}),
-        ThresholdCandidate("cascade", "p_aligned", _CASCADE),
-    )
+    name: ThresholdCandidate(name, form.measure, form.fields) for name, form in FORMS.items()
 }
-"""Verifiers by name; "+results" compares numbers, units and equations first, and so do "both orders" and "cascade"."""
+"""Verifiers by name, cheapest first."""
 
 _TIE = 0.02  # relative difference in accepted pairs up to which the cheaper verifier is taken
 

@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
@@ -62,18 +62,15 @@ class Certificate(BaseModel):
             return f"{self.errors} errors of {self.accepted} accepted pairs do not show a risk of {self.risk:g}"
         if upper_bound(self.accepted, self.errors, level) > min(self.risk, self.bound) + _ROUNDING:
             return f"{self.accepted} accepted pairs do not show a risk of {self.risk:g}, or the stated bound"
-        if (form := _FORMS.get(self.verifier)) is None:
+        if (form := FORMS.get(self.verifier)) is None:
             return f"it is of an unknown verifier {self.verifier!r}"
-        verifier, measure, role = form
-        if self.policy.get("verifier") != verifier or self.policy.get(measure) != self.threshold:
-            return f"its policy is not that of the verifier {self.verifier!r} with its threshold"
-        if not 0 <= self.threshold <= 1 or self.policy.keys() - _FIELDS:
-            return "its policy has a threshold outside 0 to 1, or a field that no certificate sets"
+        if self.policy != {**form.fields, form.measure: self.threshold} or not 0 <= self.threshold <= 1:
+            return f"its policy is not that of the verifier {self.verifier!r} with a threshold in 0 to 1"
         try:
             VerifierPolicy.model_validate(self.policy)
         except ValidationError as error:
             return f"its policy is none: {validation_message(error)}"
-        if missing := sorted({"target", "draft", *role} - self.models.keys()):
+        if missing := sorted({"target", "draft", *form.roles} - self.models.keys()):
             return f"it names no {' and no '.join(missing)}"
         return None
 
@@ -91,16 +88,26 @@ class Certificate(BaseModel):
 
 _ROUNDING = 1e-9
 _MAX_PAIRS = 10**6  # more were never collected, and their test would take long
-# The policy's verifier, the field of the threshold, and the roles of models, by the name of a calibration candidate
-_FORMS: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "embedding": ("embedding", "similarity", ("embedding",)),
-    "embedding+results": ("embedding", "similarity", ("embedding",)),
-    "judge": ("judge", "p_aligned", ("judge",)),
-    "judge+results": ("judge", "p_aligned", ("judge",)),
-    "both orders": ("judge", "p_aligned", ("judge",)),
-    "cascade": ("cascade", "p_aligned", ("embedding", "judge")),
+_CASCADE = {"verifier": "cascade", "similarity": 0.95, "ask_judge_from": 0.65, "both_orders": True}
+
+
+class VerifierForm(NamedTuple):
+    """The policy of a verifier for which a calibration finds a threshold."""
+
+    measure: Literal["similarity", "p_aligned"]  # the policy's field of the threshold
+    roles: tuple[str, ...]  # of the models that it asks
+    fields: Mapping[str, Any]  # the policy's other fields
+
+
+FORMS: Mapping[str, VerifierForm] = {
+    "embedding": VerifierForm("similarity", ("embedding",), {"verifier": "embedding"}),
+    "embedding+results": VerifierForm("similarity", ("embedding",), {"verifier": "embedding", "same_numbers": True}),
+    "judge": VerifierForm("p_aligned", ("judge",), {"verifier": "judge", "same_numbers": False}),
+    "judge+results": VerifierForm("p_aligned", ("judge",), {"verifier": "judge", "same_numbers": True}),
+    "both orders": VerifierForm("p_aligned", ("judge",), {"verifier": "judge", "both_orders": True}),
+    "cascade": VerifierForm("p_aligned", ("embedding", "judge"), _CASCADE),
 }
-_FIELDS = frozenset({"verifier", "similarity", "ask_judge_from", "p_aligned", "both_orders", "same_numbers"})
+"""Verifiers by name; "+results" compares numbers, units and equations first, and so do "both orders" and "cascade"."""
 _CERTIFICATES = TypeAdapter(list[Any])
 
 

@@ -1,6 +1,7 @@
 """Converts LangChain messages for chat templates, and OpenAI's messages to LangChain's."""
 
 import json
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,6 +39,7 @@ _END_REASONS = frozenset({"stop", "tool_calls", "end_turn", "stop_sequence", "ST
 """Finish reasons, here and of other providers, of replies that the model ended; only others can be continued."""
 
 _NO_QUESTION = "there is no message to reply to: give a user message with text"
+_INVISIBLE = frozenset({"Cc", "Cf", "Zl", "Zp", "Zs"})  # Unicode's categories of control characters and spaces
 _MAX_DETAIL = 80  # Characters of a file's name in a note
 
 # Content blocks that are not text; the first group repeats other fields of the message.
@@ -230,9 +232,14 @@ def _check_question(messages: Sequence[BaseMessage]) -> None:
         is_empty = not any(isinstance(message, AIMessage) for message in messages)
     else:
         results, content = _split_tool_results(messages[index].content)
-        is_empty = not results and not _text(content, "").strip()
+        is_empty = not results and not _is_visible(_text(content, ""))
     if is_empty:
         raise ConfigurationError(_NO_QUESTION)
+
+
+def _is_visible(text: str) -> bool:
+    """Whether a text has a character that shows: neither white space, nor such as U+200B and U+FEFF."""
+    return any(unicodedata.category(character) not in _INVISIBLE for character in text)
 
 
 def without_empty_replies(converted: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -191,7 +191,10 @@ class ChatLookahead(CallDefaults, BindingModel):
         try:
             return super()._convert_input(model_input)
         except (ValueError, NotImplementedError) as error:
-            raise ConfigurationError(f"this is not an input of a chat model: {error}") from error
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            raise ConfigurationError(
+                f"this is not an input of a chat model: {reason[0].rstrip('.')}; give a text, or a list of messages"
+            ) from error
 
     def _generate(self, messages: Messages, stop: Stop = None, run_manager: Run = None, **kwargs: Any) -> ChatResult:
         *_, message = self._events(messages, stop, run_manager, kwargs, with_text=False)
@@ -323,7 +326,8 @@ class ChatLookahead(CallDefaults, BindingModel):
         """
         options = _options(None, {"tools": openai_tools(tools), **kwargs})
         messages = self._convert_input(input).to_messages()
-        background.submit(self._warm(self.request(messages, options, may_be_empty=True)))
+        request = self.request(messages, options, may_be_empty=True)
+        background.submit_unattended(self._warm(request), "a prompt is not read ahead")
 
     async def _warm(self, request: GenerateRequest) -> None:
         await (await self._choose_backend()).warm(request)

@@ -111,7 +111,8 @@ class _Loop:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._verdicts: dict[int, Verdict] = {}  # verdicts on undecided draft steps, by job
         self._invalid_request: ConfigurationError | None = None
-        self._engines_reason: str | None = None  # why the target's engine ended the reply, such as "content_filter"
+        # Why the target's engine ended the last committed step, such as "content_filter"
+        self._engines_reason: str | None = None
         self._timers: dict[int, asyncio.TimerHandle] = {}  # timers that notice silence, by job
         # Without a draft first, or rounds, the target never waits for the draft.
         self._waits_for_draft = settings.synchronous or isinstance(self.verifier, DraftVerifier)
@@ -211,6 +212,8 @@ class _Loop:
         self._report.accepted += drafted
         self._report.closing_tokens += node.step.closing_tokens if node.step is not None else 0
         writer.stream.counts.committed += len(writer.segmenter.token_ids)
+        reason = None if drafted else writer.stream.finish_reason
+        self._engines_reason = None if reason in ("stop", "length") else reason
         self._emit_step("accepted" if drafted else "committed", writer)
         self._prefixes.commit(node, writer.live)
 
@@ -272,8 +275,6 @@ class _Loop:
             elif stream.finish_reason is None:
                 raise EngineError("the engine ended a reply without saying why")
             else:
-                if stream.source is Source.TARGET:
-                    self._engines_reason = None if stream.finish_reason in ("stop", "length") else stream.finish_reason
                 return self._finish_step(writer, writer.segmenter.close(stream.finish_reason))
 
     def _finish_step(self, writer: StepWriter, step: Step) -> steps.StepWritten:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import re
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
@@ -227,6 +228,8 @@ class OpenAIEngine:
         if self._reports_cached_tokens and salted:
             body["stream_options"] = {"include_usage": True}
         last: Delta | None = None
+        now, limit = asyncio.get_running_loop().time, self._remote.timeout or math.inf
+        progressed_at = now()
         try:
             async with aclosing(self.server.stream("/completions", body)) as events:
                 async for event in events:
@@ -238,6 +241,10 @@ class OpenAIEngine:
                         yield delta
                     elif delta is not None and last is None:
                         last = delta  # its reader may close the stream, and the usage event follows it
+                    if delta is not None and (delta.token_ids or delta.finish_reason is not None):
+                        progressed_at = now()
+                    elif now() - progressed_at >= limit:  # events without tokens may come without end
+                        raise self.server.timeout_error(limit)
         except UnavailableError:
             if last is None:
                 raise

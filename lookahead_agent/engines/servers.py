@@ -44,6 +44,13 @@ _CONTEXT = re.compile(
     r"context|too many (?:prompt |input )?tokens|(?:prompt|input) is too long|reduce the length|tokens.*must be <=",
     re.I,
 )
+# The same in an error with another status, or with none, where "context" alone may be that of a GPU.
+_CONTEXT_ERROR = re.compile(
+    r"context[ _]?(?:length|window|size)|maximum context|too many (?:prompt |input )?tokens|"
+    r"(?:prompt|input) is too long",
+    re.I,
+)
+_REFUSAL_TYPES = frozenset({"invalid_request_error", "BadRequestError"})  # of errors whose code is a word
 _DEAD = re.compile(r"EngineCore|EngineDead|engine (?:is )?dead", re.I)  # in vLLM's errors whose engine has ended
 _FRAME = frozenset({"id", "object", "created", "model", "choices", "usage", "system_fingerprint"})
 
@@ -266,12 +273,15 @@ class Server:
 
     def _event_error(self, event: Mapping[str, Any]) -> EngineError | ConfigurationError:
         """The error of an event that a server sends in place of a part of the reply."""
-        error = event.get("error") or event
+        error, message = event.get("error") or event, self._message(event)
+        if _CONTEXT_ERROR.search(json.dumps(error)):
+            return self._refusal(400, message, is_context=True)
         match error:
             # vLLM's error has the status that the response would have had if the stream had not started.
             case {"code": int() as status} if 400 <= status < 500 and status not in _RETRYABLE_STATUSES:
-                return self._refusal(status, self._message(event))
-        message = self._message(event)
+                return self._refusal(status, message)
+            case {"type": str() as kind, **rest} if kind in _REFUSAL_TYPES and not isinstance(rest.get("code"), int):
+                return self._refusal(400, message)
         failure = UnavailableError(f"{self.name} failed: {message}")
         failure.needs_tokens = _DEAD.search(message) is None  # the server would answer so again
         return failure
@@ -287,10 +297,7 @@ class Server:
         except (EngineError, ConfigurationError):
             raise
         except (httpx.ReadTimeout, TimeoutError):
-            patience = f"{limit:g} s" if limit < math.inf else "its limit"
-            failure = UnavailableError(f"{self.name} timed out: it sent nothing of a reply for {patience}")
-            failure.has_timed_out = True
-            raise failure from None
+            raise self.timeout_error(limit) from None
         except httpx.HTTPError as error:
             if "location header" in describe(error):  # httpx reads the address of a redirect, and may quote it
                 raise ConfigurationError(f"{self.name} redirects to an invalid address") from None
@@ -308,9 +315,20 @@ class Server:
                 raise
             raise EngineError(f"{self.name} failed: {self.without_key(describe(error))}") from None
 
+    def timeout_error(self, limit: float) -> UnavailableError:
+        """The error for a server that sent nothing of a reply for this time, in seconds."""
+        patience = f"{limit:g} s" if limit < math.inf else "its limit"
+        failure = UnavailableError(f"{self.name} timed out: it sent nothing of a reply for {patience}")
+        failure.has_timed_out = True
+        return failure
+
     def _check(self, response: httpx.Response, content: bytes) -> None:
         status = response.status_code
         reason = self._reason(content)
+        is_context = not response.is_success and _CONTEXT_ERROR.search(content.decode(errors="replace")) is not None
+        if is_context and status >= 500:
+            self.answers = True
+            raise self._refusal(status, reason, is_context=True)
         if status in _RETRYABLE_STATUSES or status >= 500:
             failure = UnavailableError(f"{self.name} answered {status}: {reason}")
             failure.is_away = status in _AWAY_STATUSES
@@ -329,14 +347,14 @@ class Server:
                 f"{self.name} redirects to {place[:300] or 'another address'} ({status}): give that address"
             )
         if 400 <= status < 500:
-            raise self._refusal(status, reason)
+            raise self._refusal(status, reason, is_context=is_context)
         raise EngineError(f"{self.name} answered {status}: {reason}")
 
-    def _refusal(self, status: int, reason: str) -> ConfigurationError:
-        """The error for a request that the server refuses with a status of 400 to 499."""
+    def _refusal(self, status: int, reason: str, *, is_context: bool = False) -> ConfigurationError:
+        """The error for a request that the server refuses; `is_context`: surely because of its length."""
         if status in (401, 403):
             return ConfigurationError(f"{self.name} refuses the API key ({status}): {reason}")
-        if status in (400, 413, 422) and _CONTEXT.search(reason):
+        if is_context or (status in (400, 413, 422) and _CONTEXT.search(reason)):
             return ContextLengthError(f"{self.name} refuses the request: {reason}")
         return ConfigurationError(f"{self.name} refuses the request ({status}): {reason}")
 

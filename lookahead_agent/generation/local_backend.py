@@ -62,7 +62,8 @@ class LocalBackend:
             on_text, on_step = emit if TextDelta in kinds else ignore, emit if StepEvent in kinds else None
             reply = await generator(request, engines, thinking, parser, on_text, on_step).reply()
         if self._prefill_queue:
-            background.submit(self._drain_prefill_queue())  # the reply does not wait for it
+            # The reply does not wait for it.
+            background.submit_unattended(self._drain_prefill_queue(), "prompts are not read ahead")
         emit(reply)
 
     async def warm(self, request: GenerateRequest) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -97,18 +98,21 @@ class EngineSet:
         self.warmer = PrefixWarmer(lambda: not self.replies_at_once)  # reads prompts ahead while no reply is written
         self.problems: dict[str, str] = {}  # why a requested draft, judge or embedding model is missing, by role
         self.clock = time.monotonic  # for the time until a silent draft or verifier is tried again
-        self._silences: dict[tuple[str, object], tuple[float, str]] = {}
+        # Until when, why, and the silent object: while it is kept, no other one has its identity.
+        self._silences: dict[tuple[str, object], tuple[float, str, object]] = {}
 
     def remember_silence(self, part: str, policy: VerifierPolicy, reason: str) -> None:
         """Leave a silent draft, or this policy's verifier, out of the replies of the next minute."""
-        self._silences[self._silence_key(part, policy)] = self.clock() + _RETRY_AFTER, reason
+        now, silent = self.clock(), self.draft if part == "draft" else policy.own_verifier
+        self._silences = {key: entry for key, entry in self._silences.items() if now < entry[0]}
+        self._silences[self._silence_key(part, policy)] = now + _RETRY_AFTER, reason, silent
 
     def silence(self, policy: VerifierPolicy) -> str | None:
         """Why the draft or the policy's verifier is left out of replies for now; None if neither is."""
         if not self._silences:
             return None
         for part in ("draft", "verifier"):
-            until, reason = self._silences.get(self._silence_key(part, policy), (0.0, ""))
+            until, reason, _ = self._silences.get(self._silence_key(part, policy), (-math.inf, "", None))
             if self.clock() < until:
                 return f"{reason} in an earlier reply"
         return None
@@ -186,6 +190,8 @@ class EngineSet:
         kept = self.modes.record is not None and self._beside < BUSY
         measures = kept and self.engine_setup is not None and self.engine_setup.on_cpu
         cpu_time = asyncio.create_task(asyncio.to_thread(self.cpu_time)) if measures else None
+        if cpu_time is not None:  # a reply that fails never asks for its error
+            cpu_time.add_done_callback(lambda task: task.cancelled() or task.exception())
         return MeasurementStart(self.replies, self._beside, cpu_time)
 
     async def learn(

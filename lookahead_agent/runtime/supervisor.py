@@ -106,12 +106,20 @@ class Supervisor:
         else:
             engines.problems.pop(role, None)
 
+    async def _provide_again(self, engines: EngineSet, role: str) -> None:
+        """Add a model to the engines while calls go on without it: none of them gets an error, only the reason."""
+        try:
+            await self._provide(engines, role)
+        except ConfigurationError as error:
+            logger.warning("running without the %s model: %s", role, error)
+            engines.problems[role] = str(error)
+
     def _reconnect_draft(self, engines: EngineSet) -> None:
         """Try an unreachable draft server again in the background; the call continues without it."""
         is_due = time.monotonic() - self._last_connection_attempt >= _RECONNECT_INTERVAL
         task = self._tasks.get("draft")
         if self._remote_draft is not None and engines.draft is None and is_due and (task is None or task.done()):
-            self._tasks["draft"] = asyncio.create_task(self._provide(engines, "draft"))
+            self._tasks["draft"] = asyncio.create_task(self._provide_again(engines, "draft"))
 
     def _restart_ended(self, engines: EngineSet) -> None:
         """Restart a draft or a judge whose process has ended; calls continue without it."""
@@ -131,7 +139,7 @@ class Supervisor:
             return
         engines.problems[role] = f"the {role} model's process has ended; it is being started again"
         logger.warning("%s", engines.problems[role])
-        self._tasks[role] = asyncio.create_task(self._provide(engines, role))
+        self._tasks[role] = asyncio.create_task(self._provide_again(engines, role))
 
     async def _provide_draft(self, engines: EngineSet) -> None:
         if self._remote_draft is not None:

@@ -172,6 +172,16 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_reset_after_fork)
 
 
+def submit_unattended(coroutine: Coroutine[Any, Any, None], failure: str) -> None:
+    """Start a coroutine for which nobody waits in the background loop; its error is a warning that says `failure`."""
+
+    def report(future: Future[None]) -> None:
+        if not future.cancelled() and (error := future.exception()) is not None:
+            logger.warning("%s: %s", failure, describe(error))
+
+    submit(coroutine).add_done_callback(report)
+
+
 class _StreamEnd:
     """Marks the end of a stream."""
 

@@ -449,14 +449,27 @@ def test_certificates_match_models_precision_and_delimiter(tmp_path: Path, monke
         ({"policy": {"verifier": "random", "probability": 1.0}, "threshold": 1.0}, "not that of the verifier"),
         ({"policy": {"verifier": "off"}, "threshold": 0.9}, "not that of the verifier"),
         ({"policy": {"verifier": "exact", "similarity": 0.9}, "threshold": 0.9}, "not that of the verifier"),
-        ({"policy": {"verifier": "embedding", "similarity": -1.0}, "threshold": -1.0}, "threshold outside 0 to 1"),
-        ({"policy": {"verifier": "embedding", "similarity": 0.1}, "threshold": 0.9}, "with its threshold"),
-        ({"policy": {"verifier": "embedding", "similarity": 0.9, "nope": 1}, "threshold": 0.9}, "that no certificate"),
+        ({"policy": {"verifier": "embedding", "similarity": -1.0}, "threshold": -1.0}, "a threshold in 0 to 1"),
+        ({"policy": {"verifier": "embedding", "similarity": 0.1}, "threshold": 0.9}, "not that of the verifier"),
+        (
+            {"policy": {"verifier": "embedding", "similarity": 0.9, "nope": 1}, "threshold": 0.9},
+            "not that of the verifier",
+        ),
         (
             {"policy": {"verifier": "embedding", "similarity": 0.9, "same_numbers": []}, "threshold": 0.9},
-            "same_numbers",
+            "not that of the verifier",
         ),
-        ({"policy": {"verifier": "embedding", "similarity": 0.9, "delimiter": "x"}, "threshold": 0.9}, "that no cert"),
+        ({"verifier": "embedding+results"}, "not that of the verifier 'embedding+results'"),
+        ({"verifier": "both orders", "policy": {"verifier": "judge", "p_aligned": 0.9}, "threshold": 0.9}, "not that"),
+        (
+            {"verifier": "cascade", "policy": {"verifier": "cascade", "p_aligned": 0.9, "similarity": -1.0}}
+            | {"threshold": 0.9},
+            "not that of the verifier 'cascade'",
+        ),
+        (
+            {"policy": {"verifier": "embedding", "similarity": 0.9, "delimiter": "x"}, "threshold": 0.9},
+            "not that of the",
+        ),
         ({"models": {"target": "big", "draft": "small"}}, "it names no embedding"),
         ({"nope": 1}, "nope"),
         ({"accepted": "many"}, "accepted"),

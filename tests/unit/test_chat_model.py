@@ -206,7 +206,18 @@ def test_an_agent_summarizes_a_conversation_that_is_too_long() -> None:
 
 
 EMPTY: list[Any] = [
-    *["", " ", "\n\t", [], [SystemMessage("s")], [HumanMessage("")], [HumanMessage([])], [HumanMessage([""])]],
+    *[
+        "",
+        " ",
+        "\n\t",
+        "\u200b",
+        "\ufeff\x00 \u2028",
+        [],
+        [SystemMessage("s")],
+        [HumanMessage("")],
+        [HumanMessage([])],
+        [HumanMessage([""])],
+    ],
     *[[HumanMessage([{"type": "text", "text": text}])] for text in ("", " \n")],
     *[[{"role": "user", "content": content}] for content in (None, "", [])],
     *[[("user", "")], [("system", "s"), ("user", " ")], [AIMessage("")], [ToolMessage("r", tool_call_id="1")]],
@@ -241,6 +252,24 @@ def test_a_history_whose_question_was_removed_is_no_empty_question() -> None:
     ):
         assert scripted_chat(REPLY, policy="off").invoke(messages).text
     scripted_chat(REPLY, policy="off").warm([SystemMessage("s"), HumanMessage("")])
+
+
+@pytest.mark.parametrize("value", [None, {"messages": []}, [("nobody", "x")], [{"content": "x"}], [None], b"x"])
+def test_a_value_of_another_type_is_an_error_in_one_line_with_advice(value: Any) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"\Athis is not an input of a chat model: .*; give a text.*messages\Z"
+    ):
+        scripted_chat(REPLY).invoke(value)
+
+
+async def test_a_prompt_that_cannot_be_read_ahead_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    class LostEngines(EngineSet):
+        def choose_mode(self, *args: Any, **options: Any) -> Any:
+            raise SystemExit("no mode")
+
+    ChatLookahead(engines=LostEngines(ScriptedEngine(ScriptedTokenizer(), [])), policy="off").warm("the beginning")
+    await wait_until(lambda: bool(caplog.messages))
+    assert caplog.messages == ["a prompt is not read ahead: it raised SystemExit: no mode, which would end the program"]
 
 
 class FilteringEngine(ScriptedEngine):

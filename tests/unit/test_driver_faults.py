@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +17,7 @@ from lookahead_agent.decoding import DecodingSettings, Reply, lookahead
 from lookahead_agent.decoding.verifier import DraftStep, PartialStep, StepPair, Verdict
 from lookahead_agent.engines import Sampling, ScriptedEngine, ScriptedStep
 from lookahead_agent.engines.protocol import Delta
+from lookahead_agent.engines.scripted import script_from_steps
 from lookahead_agent.errors import EngineError
 from lookahead_agent.system.background import describe
 from lookahead_agent.verifiers.model_free import ExactVerifier
@@ -80,6 +81,42 @@ def test_draft_that_ends_at_once_is_not_accepted() -> None:
     reply = Pair(STEPS, []).run(ACCEPT_ALL)
     assert reply.text == "".join(STEPS)
     assert reply.report.accepted == 0
+
+
+class FilteringEngine(ScriptedEngine):
+    """Ends the replies to some prefixes for a reason of its own."""
+
+    reasons: Callable[[str], str | None]
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
+        async for delta in super().generate(prompt_ids, sampling):
+            reason = self.reasons(self.tokenizer.decode(prompt_ids))
+            filters = delta.finish_reason == "stop" and reason is not None
+            yield replace(delta, token_ids=delta.token_ids[:-1], finish_reason=reason) if filters else delta
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "filtered", "finish_reason"),
+    [(9, "refuted", "length"), (99, "refuted", "stop"), (99, "committed", "content_filter")],
+)
+def test_the_finish_reason_is_that_of_the_committed_step(max_tokens: int, filtered: str, finish_reason: str) -> None:
+    """Target steps after refuted draft steps end meanwhile, for other reasons."""
+    pair = Pair([], ["But no.\n\n", "But yes.\n\n"])
+
+    def script(prompt: str, reply: str) -> Sequence[ScriptedStep]:
+        steps = ["First this.\n\n", "Then that, and so on, and more of it.\n\n", "Done."]
+        after_draft = [ScriptedStep("So", 0.1)]
+        return after_draft if "But" in reply else script_from_steps(scripted(steps, 3.0))(prompt, reply)
+
+    def reasons(prefix: str) -> str | None:
+        return "content_filter" if ("But" in prefix) is (filtered == "refuted") else None
+
+    target = FilteringEngine(pair.tokenizer, script, len(pair.prompt))
+    target.reasons = reasons
+    verifier, request = ScriptedVerifier(lambda draft, target: False, 10.0), pair.request(Sampling(max_tokens))
+    reply = run_in_virtual_time(lookahead(request, target, pair.draft, verifier))
+    assert reply.text.startswith("First this.\n\nThen that, and")
+    assert reply.finish_reason == finish_reason
 
 
 @dataclass

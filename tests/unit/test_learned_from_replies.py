@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,13 @@ from lookahead_agent import ChatLookahead
 from lookahead_agent.decoding.accounting import PromptCounts, ReplyReport
 from lookahead_agent.engines.protocol import Delta, Sampling
 from lookahead_agent.engines.scripted import ScriptedEngine, ScriptedTokenizer, reply_script
+from lookahead_agent.errors import EngineError
 from lookahead_agent.modes.chooser import ModeChooser
 from lookahead_agent.modes.record import CPUTime, PaceRecord, Series
 from lookahead_agent.modes.table import Configuration
 from lookahead_agent.runtime.engine_selection import EngineSetup
 from lookahead_agent.runtime.engine_set import EngineSet
+from lookahead_agent.system import background
 
 CONFIGURATION = Configuration("draft_model", "fp32", "fp32", ((1, 32, 2),))
 
@@ -58,6 +61,25 @@ def chat(
     shared = type("Shared", (SharedCPUTime,), {"others": others})
     engines = EngineSet(target, engine_setup=engine_setup, cpu_time=shared.now)
     return ChatLookahead(engines=engines, policy="off", **fields)
+
+
+def test_a_failed_reply_leaves_no_error_of_the_cpu_time(record: PaceRecord, caplog: pytest.LogCaptureFixture) -> None:
+    class FailingEngine(ScriptedEngine):
+        def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
+            raise EngineError("out of memory")
+
+    def read_cpu_time() -> CPUTime:
+        raise RuntimeError("no /proc")
+
+    llm = chat(record, 1, engine=FailingEngine)
+    assert llm.engines is not None
+    llm.engines.cpu_time = read_cpu_time
+    with pytest.raises(EngineError, match="out of memory"):
+        llm.invoke("?")
+    background.run(asyncio.sleep(0.05))
+    gc.collect()
+    background.run(asyncio.sleep(0))
+    assert "never retrieved" not in caplog.text
 
 
 @pytest.mark.parametrize(("tokens", "low", "high"), [(1, 0.0, 0.02), (2, 0.6, 0.65), (3, 0.98, 1.0)])

@@ -348,6 +348,9 @@ def searched(arguments: str) -> dict[str, Any] | None:
         ('q="tea", tags=["..."])', None),
         ('q="a\\/b")', None),
         (f'q="tea", tags={"[" * 10_000}{"]" * 10_000})', None),
+        ('q="tea", limit=18446744073709551615)', {"limit": 2**64 - 1}),
+        ('q="tea", limit=18446744073709551616)', None),  # no checkpoint can hold it
+        ('q="tea", limit=-0xFFFFFFFFFFFFFFFF)', None),
         # More than the call.
         ('q="tea").strip()', None),
         ('q="tea")\n.strip()', None),
@@ -463,12 +466,15 @@ def test_results_take_the_type_of_their_argument() -> None:
     assert fill('q="a", tags=$1', '["b"]') == {"q": "a", "tags": ["b"]}
     assert fill('q="a", tags=["$1"]', "42") == {"q": "a", "tags": ["42"]}
     assert fill('q="a", limit="$1"', "none found") is None
-    assert fill('q="a", $top=$1', "NaN") is None
+    assert fill('q="a", limit=$1', str(2**64 - 1)) == {"q": "a", "limit": 2**64 - 1}
+    for invalid in ("NaN", "1e400", str(2**64), "9" * 5_000, "[" * 200 + "]" * 200):
+        assert fill('q="a", $top=$1', invalid) is None
+        assert fill('q="a", limit=$1', invalid) is None
     assert fill("q='{\"id\": $1}'", "42") == {"q": '{"id": 42}'}
     assert fill('q="$1"', "x" * 9 + truncation_notice(9, 99, "ask for less")) is None, "the notice is no part of it"
 
 
-@given(st.text(), st.integers())
+@given(st.text(), st.integers(-(2**63), 2**64 - 1))
 def test_python_literals_are_parsed_to_their_values(text: str, number: int) -> None:
     parsed = parsed_arguments(f"read_file(name={text!r}, first_line={number!r})")
     incomplete = not text.strip() or set(text.split()) <= {"...", "…"} or "<" in text or "$" in text or "…" in text

@@ -207,6 +207,9 @@ async def test_logprobs_work_with_every_server_and_prompt_logprobs_only_with_vll
     ("status", "message", "error_type"),
     [
         (400, "the maximum context length is 100", ContextLengthError),
+        (500, "the request exceeds the available context size", ContextLengthError),
+        (502, "ContextWindowExceededError: too long", ContextLengthError),
+        (500, "CUDA context is lost", EngineError),
         (400, "unknown field", ConfigurationError),
         (401, "no key", ConfigurationError),
         (404, "no such model", ConfigurationError),
@@ -230,6 +233,13 @@ async def test_client_and_server_errors_raise_without_a_retry(
         ({"message": "a schema is refused", "type": "InternalServerError", "code": 500}, EngineError),
         ({"message": "a schema is refused"}, EngineError),
         ("a schema is refused", EngineError),
+        (
+            {"message": "a schema is refused", "type": "invalid_request_error", "code": "invalid_value"},
+            ConfigurationError,
+        ),
+        ({"message": "a schema is refused", "type": "rate_limit", "code": "rate_limit_exceeded"}, EngineError),
+        ({"message": "a schema is refused", "code": "context_length_exceeded"}, ContextLengthError),
+        ({"message": "a schema is refused: too many input tokens", "code": 500}, ContextLengthError),
     ],
 )
 async def test_an_error_code_in_a_stream_sets_the_exception(
@@ -239,8 +249,9 @@ async def test_an_error_code_in_a_stream_sets_the_exception(
     engine = engine_on({"one": server}, tokenizer)
     await engine.connect()
     server.answers = [httpx.Response(200, text=f"data: {json.dumps({'error': error})}\n\n")]
-    with pytest.raises(error_type, match="a schema is refused"):
+    with pytest.raises(error_type, match="a schema is refused") as raised:
         await deltas(engine, structured={"json": {"type": "str"}})
+    assert isinstance(raised.value, ContextLengthError) is (error_type is ContextLengthError)
 
 
 async def test_a_prompt_beyond_the_context_raises_on_the_client(tokenizer: HFTokenizer) -> None:
@@ -505,7 +516,13 @@ class Silent(httpx.AsyncByteStream):
 
 
 @pytest.mark.parametrize(
-    "event", [": keep-alive\n\n", "data:\n\n", "data: {}\n\n", event_of(), 'data: {"choices": []}\n\n']
+    "event",
+    [
+        *(": keep-alive\n\n", "data:\n\n", "data: {}\n\n", event_of(), 'data: {"choices": []}\n\n'),
+        *('data: {"type": "ping"}\n\n', 'event: ping\ndata: {"time": 1}\n\n'),
+        'data: {"choices": [], "usage": {"prompt_tokens": 3}}\n\n',
+        *(event_of(token_ids=[], prompt_token_ids=[1]), event_of(token_ids=[], logprobs={"tokens": []})),
+    ],
 )
 def test_empty_events_are_no_sign_of_life(tokenizer: HFTokenizer, event: str) -> None:
     respond = ends_badly(tokenizer, "", content=None, stream=Silent(event))

@@ -543,6 +543,34 @@ async def test_a_failed_restart_of_the_draft_is_reported() -> None:
     assert (await engines_of(runtime)).draft is None
 
 
+@pytest.mark.parametrize("role", ["draft", "judge"])
+async def test_a_restart_with_invalid_arguments_is_reported_and_fails_no_call(
+    role: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class UpdatedPool(Pool):
+        is_updated = False
+
+        def acquire(self, config: VLLMConfig) -> ScriptedEngine:
+            if self.is_updated:
+                raise ConfigurationError("vLLM has no argument bogus any more")
+            return super().acquire(config)
+
+    pool = UpdatedPool()
+    runtime = runtime_on(pool, WITH_JUDGE)
+    engines = await engines_of(runtime)
+    assert engines.draft is not None
+    pool.is_updated = True
+    ended = engines.draft if role == "draft" else judge_of(engines)
+    assert isinstance(ended, ScriptedEngine)
+    ended.close()
+    await engines_of(runtime)
+    await wait_until(lambda: engines.problem == "vLLM has no argument bogus any more")
+    assert engines.explain_missing(as_policy("judge")) == f"a model is missing: the {role} ({engines.problem})"
+    assert (await engines_of(runtime)).verifier(as_policy("judge")) is None
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
 def test_engines_closed_during_their_start_are_released() -> None:
     entered, proceed = threading.Event(), threading.Event()
 

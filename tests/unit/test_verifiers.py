@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -276,6 +278,32 @@ def test_a_verifier_that_never_returns_is_left_out_for_a_minute() -> None:
     now += 61
     llm.invoke("?")
     assert len(calls) > asked, "it is tried again after a while"
+
+
+def test_a_silent_verifier_is_kept_as_long_as_it_is_left_out() -> None:
+    """Another verifier would get its identity, and be left out in its place."""
+
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    def silent(verifier: Asks) -> VerifierPolicy:
+        return VerifierPolicy(verifier=verifier, depth=2)
+
+    engines = EnginesWithVerifier(Asks(hang))
+    now = 0.0
+    engines.clock = lambda: now
+    verifier = Asks(hang)
+    engines.remember_silence("verifier", silent(verifier), "timed out")
+    assert engines.silence(silent(verifier)) == "timed out in an earlier reply"
+    kept = weakref.ref(verifier)
+    del verifier
+    gc.collect()
+    assert kept() is not None
+    assert engines.silence(silent(Asks(hang))) is None
+    now = 61.0
+    engines.remember_silence("verifier", silent(Asks(hang)), "timed out")
+    gc.collect()
+    assert kept() is None
 
 
 class BlockingEmbedder:
