@@ -25,6 +25,7 @@ from lookahead_agent import sandbox
 from lookahead_agent.agents.tool_use import MAX_RESULT_LENGTH, make_tool, truncate
 from lookahead_agent.sandbox.sqlite_worker import table
 from lookahead_agent.sandbox.worker import code_blocks
+from lookahead_agent.system.urls import hide_passwords
 
 _MEMORY = 64 << 20
 # Characters for the notices about further rows and about a truncated header or row.
@@ -58,13 +59,14 @@ class SqlLimits:
     seconds: float = 5.0
 
 
-def schema(database: str | Path) -> str:
+def schema(database: str | Path, limits: SqlLimits | None = None) -> str:
     """Return the tables and views of a database with their columns, one per line, at most 50,000 characters.
 
     Raises:
         ValueError: The database does not exist, or cannot be read now.
     """
-    return truncate(_run_worker(database, None, SqlLimits()), "SELECT name, sql FROM sqlite_master shows the others")
+    rest = "information_schema.columns" if _is_server(database) else "SELECT name, sql FROM sqlite_master"
+    return truncate(_run_worker(database, None, limits or SqlLimits()), f"{rest} shows the others")
 
 
 def query(database: str | Path, statement: str, limits: SqlLimits | None = None) -> str:
@@ -137,7 +139,6 @@ def _ask_server(url: str, statement: str | None, limits: SqlLimits) -> str:
         "memory": _SERVER_MEMORY,
         "size": _MAX_OUTPUT // 4,
     }
-    shown = re.sub(r"(://[^/@:]*):[^@]*@", r"\1:***@", url)
     try:
         finished = sandbox.run_child(
             [sys.executable, "-I", "-c", sandbox.program_text("database_worker")],
@@ -151,15 +152,15 @@ def _ask_server(url: str, statement: str | None, limits: SqlLimits) -> str:
     except OSError as error:
         raise ValueError(f"the database cannot be asked now: {error.strerror}") from error
     if finished.stopped == "time" or finished.status == -signal.SIGALRM:
-        raise ValueError(f"the statement took more than {limits.seconds:g} s")
+        what = "the statement" if statement is not None else "opening the database"
+        raise ValueError(f"{what} took more than {limits.seconds:g} s")
     match next(finished.json_lines(), None):
         case {"problem": str(problem)}:
-            password = re.search(r"://[^/@:]*:([^@]*)@", url)
-            problem = problem.replace(password[1], "***") if password and password[1] else problem
-            at = "" if statement is not None else f"{shown} cannot be opened (a SQLite database is named by its file): "
-            raise ValueError(f"{at}{problem}")
+            shown = f"{url} cannot be opened (a SQLite database is named by its file): "
+            raise ValueError(hide_passwords(problem if statement is not None else shown + problem, url))
         case {"columns": [*_], "rows": [*found]} if statement is None:
-            return _describe(found)
+            note = "\n(there are more: ask information_schema.columns)" if len(found) > _MAX_COLUMNS else ""
+            return _describe(found[:_MAX_COLUMNS]) + note
         case {"columns": [*names], "rows": [*found]}:
             return table(
                 [str(name) for name in names], found, {"rows": rows, "characters": MAX_RESULT_LENGTH - _NOTICES}
@@ -168,9 +169,9 @@ def _ask_server(url: str, statement: str | None, limits: SqlLimits) -> str:
 
 
 def _describe(columns: Sequence[Sequence[Any]]) -> str:
-    """Return a line for each table, from rows of schema, table, column and type."""
+    """Return a line for each table, from rows of schema, table, column, type and the column's number."""
     tables: dict[str, list[str]] = {}
-    for place, name, column, kind in columns:
+    for place, name, column, kind, _ in columns:
         key = _quote(name) if place in _DEFAULT_SCHEMAS else f"{_quote(place)}.{_quote(name)}"
         short = str(kind).split("(")[0].upper()
         tables.setdefault(key, []).append(_quote(column) + (f" {short}" if "CHAR" not in short else ""))
@@ -196,7 +197,7 @@ def make_sql_tool(database: str | Path, limits: SqlLimits | None = None) -> Base
     """
     source = database if _is_server(database) else database_path(database)
     kind = str(database).split(":")[0].split("+")[0].lower() if _is_server(database) else "SQLite"
-    description = f"Ask the {kind} database with one SELECT statement. Its tables:\n{schema(source)}"
+    description = f"Ask the {kind} database with one SELECT statement. Its tables:\n{schema(source, limits)}"
 
     @make_tool(description=description, rest=_REST, read_only=True)
     def sql(statement: str) -> str:

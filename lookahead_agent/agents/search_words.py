@@ -17,8 +17,22 @@ _SPACELESS = r"\p{Han}\p{Hiragana}\p{Katakana}ー々〆\p{Hangul}\p{Thai}\p{Lao}
 _WORDS = regex.compile(
     rf"(?P<run>[{_SPACELESS}][{_SPACELESS}\p{{M}}]*)|(?:(?![{_SPACELESS}])[\p{{L}}\p{{M}}\p{{N}}_])+"
 )
-# Marks that people leave out. In other scripts, a mark is a letter.
-_ACCENTS = regex.compile(r"(?<=[\p{Latin}\p{Greek}\p{Cyrillic}\p{Hebrew}\p{Arabic}])\p{Mn}+")
+# Marks that people leave out: of alphabets, and the dots below letters of India. In other scripts, a mark is a letter.
+_ACCENTS = regex.compile(
+    r"(?<=[\p{Latin}\p{Greek}\p{Cyrillic}\p{Hebrew}\p{Arabic}])\p{Mn}+|[\u093c\u09bc\u0a3c\u0abc\u0b3c\u0cbc]"
+)
+# Letters that people write in two ways.
+_SPELLINGS = str.maketrans({
+    "ı": "i", "ł": "l", "ø": "o", "đ": "d", "ð": "d", "ħ": "h", "ŧ": "t", "æ": "ae", "œ": "oe", "þ": "th",
+    "ة": "ه", "ى": "ي", "ک": "ك", "ی": "ي", "ך": "כ", "ם": "מ", "ן": "נ", "ף": "פ", "ץ": "צ",
+})  # fmt: skip
+# Invisible characters inside of words: hyphens at line ends, joiners, directions.
+_INVISIBLE = regex.compile("[\u00ad\u200c-\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff\u0640]")
+# The parts of a name in code, such as `max_count` and `maxCount`.
+_PARTS = regex.compile(r"_+|(?<=\p{Ll})(?=\p{Lu})")
+# Hebrew writes articles, prepositions and conjunctions onto words. Snowball has no stemmer for it.
+_HEBREW_PREFIX, _HEBREW_PLURAL = regex.compile("[והבלמשכ](?=\\w{3})"), regex.compile("(?<=\\w\\w)(?:ימ|ות)$")
+_HEBREW = regex.compile(r"\p{Hebrew}")
 _LONGEST = 100
 
 # Snowball's stemmers by script.
@@ -98,20 +112,42 @@ class Words:
                 chosen = [name for name in names if name in languages] or (names if len(names) == 1 else ())
                 for stemmer in (self._stemmers[name] for name in chosen):
                     found |= dict.fromkeys((stemmer.stemWord(plain), strip_accents(stemmer.stemWord(word))))
+        if _HEBREW.match(word):
+            found |= dict.fromkeys(_hebrew_forms(plain))
         return tuple(filter(None, found))
 
 
 def fold(text: str) -> str:
-    """Return a text in one spelling: composed, of one width, and without case."""
-    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    """Return a text in one spelling: composed, of one width, without case and invisible characters."""
+    return text.lower() if text.isascii() else unicodedata.normalize("NFKC", _compose(text).casefold())
+
+
+def _compose(text: str) -> str:
+    return str(_INVISIBLE.sub("", unicodedata.normalize("NFKC", text)))
 
 
 def strip_accents(word: str) -> str:
-    """Return a word without the accents of alphabets."""
-    return unicodedata.normalize("NFC", _ACCENTS.sub("", unicodedata.normalize("NFD", word)))
+    """Return a word without the accents of alphabets, in one of its spellings."""
+    return unicodedata.normalize("NFC", _ACCENTS.sub("", unicodedata.normalize("NFD", word))).translate(_SPELLINGS)
 
 
 def split(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield the words of a text, each with whether it is a run of a script without spaces."""
-    for match in _WORDS.finditer(fold(text)):
-        yield match[0][:_LONGEST] if match["run"] is None else match[0], match["run"] is not None
+    """Yield the words of a text, and the parts of names in code, each with whether it is a run without spaces."""
+    for match in _WORDS.finditer(_compose(text)):
+        if match["run"] is not None:
+            yield fold(match[0]), True
+            continue
+        word = match[0][:_LONGEST]
+        yield fold(word), False
+        if len(parts := _PARTS.split(word)) > 1:
+            yield from ((fold(part), False) for part in parts if part)
+
+
+def _hebrew_forms(word: str) -> Iterator[str]:
+    """Yield a word without one and two of the letters that Hebrew writes onto words, each without a plural's ending."""
+    for _ in range(3):
+        yield word
+        yield _HEBREW_PLURAL.sub("", word)
+        if _HEBREW_PREFIX.match(word) is None:
+            return
+        word = word[1:]

@@ -15,6 +15,7 @@ from lookahead_agent.agents.templates import template
 from lookahead_agent.agents.tool_use import with_sync_call
 from lookahead_agent.errors import ConfigurationError, LookaheadError
 from lookahead_agent.system.imports import import_object
+from lookahead_agent.system.urls import hide_passwords
 
 KINDS = ("sql:FILE", "docs:FOLDER", "files:FOLDER", "python", "calculator", "http:HOST,HOST", "MODULE:TOOL")
 """Forms of sources, as the command line shows them."""
@@ -106,11 +107,12 @@ def _load(sources: Iterable[str]) -> list[tuple[str, BaseTool]]:
         except LookaheadError:
             raise
         except Exception as error:
-            shown = re.sub(r"(://[^/@:]*):[^@]*@", r"\1:***@", text)  # without the password of a URL
-            raise ConfigurationError(f"the tool {shown} cannot be made: {error or type(error).__name__}") from error
+            problem = f"the tool {text} cannot be made: {error or type(error).__name__}"
+            raise ConfigurationError(hide_passwords(problem, text)) from error
         if name is not None:
             if len(tools) != 1:
-                raise ConfigurationError(f"{text}: {source} has {len(tools)} tools, and only one tool can be named")
+                problem = f"{text}: {source} has {len(tools)} tools, and only one tool can be named"
+                raise ConfigurationError(hide_passwords(problem, source))
             tools = [tools[0].model_copy(update={"name": name})]
         loaded += [(source, with_sync_call(entry)) for entry in tools]
     return loaded
@@ -142,7 +144,8 @@ def _create(source: str, folder: str | None) -> Sequence[BaseTool]:
             return [template("tools", "http_get").make_http_tool([host.strip() for host in hosts.split(",")])]
         case (module, name) if module and name:
             return _import(module, name)
-    raise ConfigurationError(f"there is no tool {source!r}; there are {', '.join(KINDS)}")
+    shown = hide_passwords(source, source)
+    raise ConfigurationError(f"there is no tool {shown!r}; there are {', '.join(KINDS)}")
 
 
 def _import(module: str, name: str) -> Sequence[BaseTool]:
@@ -162,8 +165,9 @@ def _without_clashes(loaded: Sequence[tuple[str, BaseTool]]) -> list[BaseTool]:
     sources: dict[str, str] = {}
     for source, item in loaded:
         if item.name in sources:
+            first, second = (hide_passwords(each, each) for each in (sources[item.name], source))
             raise ConfigurationError(
-                f"two tools are called {item.name}, of {sources[item.name]} and of {source}: leave one out, or call "
+                f"two tools are called {item.name}, of {first} and of {second}: leave one out, or call "
                 "the only tool of a source otherwise, as in other=sql:other.db"
             )
         sources[item.name] = source

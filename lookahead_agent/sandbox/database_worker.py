@@ -18,10 +18,19 @@ READS = re.compile(
     r"(?:\s|--[^\n]*\n|/\*(?!!).*?\*/|\()*(?:select|with|values|table|explain|show|desc|describe)\b", re.I | re.S
 )
 COLUMNS = """
-    SELECT table_schema, table_name, column_name, data_type FROM information_schema.columns
+    SELECT table_schema, table_name, column_name, data_type, ordinal_position FROM information_schema.columns
     WHERE table_schema NOT IN ('information_schema', 'pg_catalog', 'mysql', 'performance_schema', 'sys')
-    ORDER BY table_schema, table_name, ordinal_position
 """
+# PostgreSQL's own views of the schema have these.
+MATERIALIZED_VIEWS = """
+    UNION ALL SELECT nspname, relname, attname, format_type(atttypid, NULL), attnum FROM pg_attribute
+    JOIN pg_class ON pg_class.oid = attrelid JOIN pg_namespace ON pg_namespace.oid = relnamespace
+    WHERE relkind = 'm' AND attnum > 0 AND NOT attisdropped AND has_table_privilege(attrelid, 'SELECT')
+"""
+# Types whose values are not exactly those of a type of Python: a month has no fixed length, and `infinity` is no date.
+POSTGRES_TEXTS = ("date", "time", "timetz", "timestamp", "timestamptz", "interval", "numeric", "json", "jsonb")
+DUCKDB_TEXTS = re.compile(r"\b(?:DATE|TIME|TIMESTAMP\w*|TIMETZ|INTERVAL|DECIMAL)\b")
+END = re.compile(r";(?:\s|--[^\n]*|/\*.*?\*/)*\Z", re.DOTALL)
 MAX_TEXT = 2_000
 ONLY_READS = "only SELECT statements are carried out: nothing can be changed or attached"
 
@@ -43,17 +52,32 @@ def open_cursor(address: str, seconds: float) -> Iterator[Any]:
         with duckdb.connect(url.database or "", read_only=True, config=settings) as connection:
             yield connection.cursor()
         return
+    settings: dict[str, Any] = {}
     if kind == "postgresql":
         url = url.set(drivername="postgresql+psycopg")
-        settings = {"options": f"-c default_transaction_read_only=on -c statement_timeout={milliseconds}"}
     elif kind in ("mysql", "mariadb"):
+        from pymysql.constants import FIELD_TYPE
+        from pymysql.converters import conversions
+
         url = url.set(drivername=f"{kind}+pymysql")
-        settings = {"init_command": "SET SESSION TRANSACTION READ ONLY"}
+        texts = (FIELD_TYPE.TIME, FIELD_TYPE.DATE, FIELD_TYPE.DATETIME, FIELD_TYPE.TIMESTAMP, FIELD_TYPE.NEWDECIMAL)
+        settings = {
+            "init_command": "SET SESSION TRANSACTION READ ONLY",
+            "conv": {key: value for key, value in conversions.items() if key not in texts},
+        }
     else:
         raise ValueError("only SQLite, PostgreSQL, MySQL, MariaDB and DuckDB are read")
     with create_engine(url, poolclass=NullPool, connect_args=settings).connect() as connection:
         driver: Any = connection.connection.driver_connection
         if kind == "postgresql":
+            from psycopg.types.string import TextLoader
+
+            for name in POSTGRES_TEXTS:
+                driver.adapters.register_loader(name, TextLoader)
+            driver.rollback()
+            # Of the transaction, and not of the connection: a pool of connections takes no options.
+            driver.read_only = True
+            driver.execute(f"SET LOCAL statement_timeout = {milliseconds}")
             # DECLARE takes one SELECT only, and psycopg sends it as one statement.
             yield driver.cursor(name="lookahead")
             return
@@ -84,7 +108,11 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
                 raise ValueError("only SELECT statements are carried out, one at a time")
             if kinds not in (["SELECT"], ["EXPLAIN"]):
                 raise ValueError(ONLY_READS)
-        cursor.execute(COLUMNS if statement is None else statement)
+        if statement is not None:
+            cursor.execute(with_texts(cursor, statement) if is_duckdb else statement)
+        else:
+            views = MATERIALIZED_VIEWS if request["url"].startswith("postgresql") else ""
+            cursor.execute(f"{COLUMNS}{views} ORDER BY 1, 2, 5")
         names = [column[0] for column in cursor.description or ()]
         rows: list[list[Any]] = []
         size = 0
@@ -93,6 +121,25 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             rows.append([plain(value) for value in row])
             size += sum(len(str(value)) + 3 for value in rows[-1])
     return {"columns": names, "rows": rows, "problem": None}
+
+
+def with_texts(cursor: Any, statement: str) -> str:
+    """Return a statement of DuckDB with dates, times, intervals and decimals as DuckDB writes them."""
+    import duckdb
+
+    statement = END.sub("", statement)
+    try:
+        described = cursor.execute(f"DESCRIBE {statement}").fetchall()
+    except duckdb.Error:  # it describes something itself, or is wrong, as its own error says
+        return statement
+    if not any(DUCKDB_TEXTS.search(kind) for _, kind, *_ in described):
+        return statement
+    columns = []
+    for number, (name, kind, *_) in enumerate(described):
+        value = f"CAST(c{number} AS VARCHAR)" if DUCKDB_TEXTS.search(kind) else f"c{number}"
+        columns.append(value + ' AS "' + name.replace('"', '""') + '"')
+    given = ", ".join(f"c{number}" for number in range(len(columns)))
+    return f"SELECT {', '.join(columns)} FROM ({statement}\n) AS given({given})"
 
 
 def plain(value: object) -> object:

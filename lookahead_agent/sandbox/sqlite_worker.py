@@ -125,8 +125,8 @@ def explain_error(error: Exception, seconds: float) -> str:
 
 
 def cell(value: object) -> str:
-    """Format a value on one line, numbers with 15 digits as in SQLite's own shell."""
-    if isinstance(value, float):
+    """Format a value on one line, numbers with 15 digits as in SQLite's own shell, but whole ones with all."""
+    if isinstance(value, float) and not value.is_integer():
         value = float(f"{value:.15g}")
     text = "NULL" if value is None else f"({len(value)} bytes)" if isinstance(value, bytes) else str(value)
     shown = " ".join(text[:MAX_CELL_LENGTH].splitlines())

@@ -35,6 +35,9 @@ LANGUAGES = ("python", "python3", "py", "py3", "ipython", "tool_code")
 COMMAND = re.compile(
     r"\s*+(?:[\w., \t]++=\s*+)?+(?P<command>%%?[a-zA-Z]\w*|!!?[^\s=]\S*|\?\??\w[\w.]*)|\s*+(?P<help>[\w.]++\?\??)\s*$"
 )
+# A session of IPython, and the code in it; results are left out.
+IPYTHON = re.compile(r"\s*In \[\d+\]: ")
+IPYTHON_LINE = re.compile(r"^[ \t]*(?:In \[\d+\]|\.{3,}): ?(.*)$", re.MULTILINE)
 FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*\{?[ \t]*([\w+-]*)[^`]*$")
 
 if hasattr(os, "fork"):  # Windows has none of the sandboxes
@@ -224,18 +227,25 @@ def code_blocks(text: str, languages: Sequence[str]) -> list[str]:
     return [block for named, block in found if named is has_language]
 
 
-def parse(code: str) -> tuple[str, ast.Module]:
-    """Parse code; code that is invalid as it stands may be in Markdown fences, indented, or typed at a prompt."""
+def parse(code: str) -> tuple[str, ast.Module, bool]:
+    """Parse code; code that is invalid as it stands may be in Markdown fences, indented, or typed at a prompt.
+
+    Returns the code, its syntax tree, and whether it was typed at a prompt, which shows the value of each expression.
+    """
+    if IPYTHON.match(code) is not None:  # it may be valid, as an annotation
+        session = "\n".join(line[1] for line in IPYTHON_LINE.finditer(code))
+        with suppress(SyntaxError):
+            return session, ast.parse(session, FILE), True
     try:
-        return code, ast.parse(code, FILE)
+        return code, ast.parse(code, FILE), False
     except SyntaxError as error:
         blocks = code_blocks(code, LANGUAGES)
         other = textwrap.dedent("\n".join(blocks) if blocks else code.removeprefix("\ufeff"))
-        if other.lstrip().startswith(">>>"):
+        if is_session := other.lstrip().startswith(">>>"):
             other = "\n".join(line[4:] for line in other.splitlines() if line.startswith((">>>", "...")))
         if other != code:
             try:
-                return other, ast.parse(other, FILE)
+                return other, ast.parse(other, FILE), is_session
             except SyntaxError as new:
                 error = new if blocks else error
         raise explain(error) from None
@@ -266,10 +276,13 @@ def run(code: str) -> None:
     main_module = sys.modules["__main__"] = ModuleType("__main__")
     names = vars(main_module)
     names["__file__"] = FILE
+    names["display"] = lambda *values: print(*map(repr, values), sep="\n")  # as in a notebook
     try:
-        code, module = parse(code)
+        code, module, is_session = parse(code)
         linecache.cache[FILE] = (len(code), None, code.splitlines(keepends=True), FILE)
         last = [module.body.pop()] if module.body and isinstance(module.body[-1], ast.Expr) else []
+        if is_session:
+            last, module.body = module.body + last, []
         with ExitStack() as stack:
             run_coroutine = None
             for mode, part in (("exec", module), ("single", ast.Interactive(last))):

@@ -98,7 +98,8 @@ def validate(model: type[Body], document: Any, at: str = "") -> Body:
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
         name = ".".join(str(part) for part in (*([at] if at else []), *problem["loc"]))
-        raise RefusedError(400, f"{name or 'body'}: {problem['msg']}", param=name or None) from None
+        message = problem["msg"].removeprefix("Value error, ")
+        raise RefusedError(400, f"{name or 'body'}: {message}", param=name or None) from None
 
 
 def _parse_body(data: bytes, model: type[Body], token_ids: int) -> Body:

@@ -31,12 +31,14 @@ class HeadCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or respond with status 400."""
-        error = self._problem(Headers(scope=scope)) if scope["type"] == "http" else None
+        error = self._problem(Headers(scope=scope), scope["http_version"]) if scope["type"] == "http" else None
         await (self._app if error is None else self._errors.response(error))(scope, receive, send)
 
-    def _problem(self, headers: Headers) -> RefusedError | None:
-        if "content-length" in headers and "transfer-encoding" in headers:
+    def _problem(self, headers: Headers, version: str) -> RefusedError | None:
+        if "transfer-encoding" in headers and ("content-length" in headers or version == "1.0"):
             message = "the request has both Content-Length and Transfer-Encoding: send one of them"
+            if version == "1.0":
+                message = "the request has Transfer-Encoding, which HTTP/1.0 has not: send Content-Length"
             return RefusedError(400, message, headers={"Connection": "close"})
         host = headers.get("host")
         if host is None or self._is_allowed(host):

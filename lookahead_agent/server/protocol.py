@@ -164,6 +164,8 @@ class ChatRequestBody(Sampled):
             raise ValueError("store and metadata are not supported: the server stores no reply")
         if self.tool_choice not in (None, "none", "auto") and not self.tools:
             raise ValueError("tool_choice is for requests with tools")
+        if self.max_tokens and self.max_completion_tokens and self.max_tokens != self.max_completion_tokens:
+            raise ValueError("max_tokens and max_completion_tokens are one option: leave one of them out")
         self.max_tokens = self.max_completion_tokens or self.max_tokens
         if self.thinking_token_budget is not None:
             if self.thinking_tokens is not None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import unquote
 
 import duckdb
 import psycopg
 import pytest
 
+from lookahead_agent.agents.tool_sources import load_tools
+from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.system.urls import hide_passwords
 from tests.unit import test_checkpoints
 from tools.sql import SqlLimits, make_sql_tool, query
 
@@ -51,6 +55,23 @@ def test_postgres_is_read_and_not_written(postgres: str) -> None:
         query(postgres, "SELECT pg_sleep(60)", SqlLimits(seconds=1))
 
 
+def test_postgres_gives_values_that_python_has_no_type_for_as_it_writes_them(postgres: str) -> None:
+    with psycopg.connect(postgres, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA IF EXISTS app CASCADE; CREATE SCHEMA app; CREATE TABLE app.orders AS SELECT 7")
+        connection.execute("CREATE MATERIALIZED VIEW app.totals AS SELECT 1.50 AS total")
+    values = (
+        "SELECT interval '1 month', date 'infinity', timestamp '0044-03-15 BC', 0.0000000, 4111111111111111::float8, "
+        "array[interval '1 mon'], '{\"a\":1.10}'::json"
+    )
+    row = '1 mon | infinity | 0044-03-15 00:00:00 BC | 0.0000000 | 4111111111111111.0 | ["1 mon"] | {"a":1.10}'
+    assert query(postgres, values, LIMITS).endswith(f"\n{row}")
+    own = f"{postgres}&options=-csearch_path%3Dapp%20-cdefault_transaction_read_only%3Doff"
+    assert query(own, "SELECT * FROM orders", LIMITS) == "7"
+    with pytest.raises(ValueError, match="must be set before any query"):
+        query(own, "SELECT set_config('transaction_read_only', 'off', false)", LIMITS)
+    assert "app.totals(total NUMERIC)" in make_sql_tool(postgres, LIMITS).description
+
+
 def test_duckdb_is_read_and_not_written(tmp_path: Path) -> None:
     path = tmp_path / "a.duckdb"
     with duckdb.connect(str(path)) as connection:
@@ -66,6 +87,15 @@ def test_duckdb_is_read_and_not_written(tmp_path: Path) -> None:
     )  # fmt: skip
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.duckdb"]
     assert query(f"duckdb:///{path}", "FROM items LIMIT 1", LIMITS).startswith("id | name | price\n1 | n1 | ")
+    values = (
+        "SELECT interval '1 month' AS a, date 'infinity' AS a, 0::decimal(9, 8), "
+        "timestamp_ns '2024-01-01 00:00:00.123456789', {'d': date '2024-01-02'}, 4111111111111111::double "
+        "FROM items ORDER BY id DESC LIMIT 1; -- the end"
+    )
+    row = "1 month | infinity | 0.00000000 | 2024-01-01 00:00:00.123456789 | {'d': 2024-01-02} | 4111111111111111.0"
+    result = query(f"duckdb:///{path}", values, LIMITS)
+    assert result.startswith("a | a | ")
+    assert result.endswith(f"\n{row}")
     with pytest.raises(ValueError, match="one at a time"):
         query(f"DuckDB:///{path}", "SELECT 1; SELECT 2", LIMITS)
     with pytest.raises(ValueError, match=r"cannot be opened .*the database says: IO Error"):
@@ -81,3 +111,21 @@ def test_no_select_writes_a_file_of_a_mysql_server(scheme: str, statement: str) 
     """A transaction for reading only does not refuse them. Without a server, connecting would be the error."""
     with pytest.raises(ValueError, match="only SELECT statements that return rows"):
         query(f"{scheme}://nobody@127.0.0.1:1/shop", statement, LIMITS)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:hunter2@host/db", "postgresql://host/db?user=me&password=hunter2", "mysql://me@h/x?passwd=hunter2",
+        "postgresql://me:hun@hunter2@host:5432/db", "postgresql://me:a%2Fhunter2%40@host/db", "oracle://me:a/hunter2@h/x",
+        "postgresql://me:hunter2@[::1]:5432/db?sslpassword=hunter2",
+    ],
+)  # fmt: skip
+def test_no_text_has_a_password_of_a_url(url: str) -> None:
+    for text in (f"the tool sql:{url} cannot be made", f"could not log in: {unquote(url)}"):
+        hidden = hide_passwords(text, url)
+        assert "hunter2" not in hidden
+        assert hidden.startswith(text[:20])
+    with pytest.raises(ConfigurationError) as caught:
+        load_tools([f"nothing.{url}"])
+    assert "hunter2" not in str(caught.value)

@@ -438,6 +438,17 @@ def test_code_is_read_as_a_notebook_reads_it() -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        ">>> x = 2\n>>> x * 3\n6\n>>> if x:\n...     'two'\n...\n'two'\n>>> display(x)",
+        "In [1]: x = 2\n\nIn [2]: x * 3\nOut[2]: 6\n\nIn [3]: if x:\n   ...:     'two'\n   ...:\nIn [4]: display(x)",
+    ],
+)
+def test_each_expression_of_a_session_shows_its_value(text: str) -> None:
+    assert attempt(text, "none") == "6\n'two'\n2\n"
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("%matplotlib inline\nx = 1", "%matplotlib is a command of notebooks only"),

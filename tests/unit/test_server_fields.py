@@ -90,6 +90,9 @@ def test_every_field_works_or_is_refused_by_name(url: str) -> None:
                 assert response.status_code == 400, name
                 error = response.json()["error"]
                 assert name.removeprefix("top_") in f"{error['message']} {error['param']}", (name, error)
+        limits = client.post("/v1/chat/completions", json=CHAT | {"max_tokens": 1, "max_completion_tokens": 2})
+        assert limits.status_code == 400
+        assert limits.json()["error"]["message"].startswith("body: max_tokens and max_completion_tokens are one option")
         for options in ({"include_obfuscation": True}, {"chunk_size": 5}):
             response = client.post("/v1/chat/completions", json=CHAT | {"stream": True, "stream_options": options})
             assert response.status_code == 400

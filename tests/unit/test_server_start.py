@@ -230,6 +230,10 @@ def test_a_length_beside_a_transfer_encoding_is_refused_and_nothing_after_it_is_
         assert answer.count(b"HTTP/1.1 ") == 1
         assert answer.startswith(b"HTTP/1.1 400")
         assert b"both Content-Length and Transfer-Encoding" in answer
+    old = POST.replace(b"HTTP/1.1", b"HTTP/1.0") + b"Transfer-Encoding: chunked\r\n\r\n"
+    answer = exchange(url, old + chunked + smuggled)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"which HTTP/1.0 has not" in answer
     for head in (
         b"Content-Length: %d\r\n\r\n%s" % (len(CONTENT), CONTENT),
         b"Transfer-Encoding: chunked\r\n\r\n" + chunked,

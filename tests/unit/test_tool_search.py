@@ -103,6 +103,18 @@ def test_embeddings_find_passages_without_a_common_word(folder: Path) -> None:
         ("Срок уведомления составляет три месяца.", "сроки"),
         ("Employees receive refunds.", "employee refund"),
         ("Full ｗｉｄｔｈ", "width"),
+        ("في المدرسة الجديدة", "المدرسه"),
+        ("\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645 کتاب", "\u0645\u064a\u062e\u0648\u0627\u0647\u0645"),
+        ("بسیار مهم: ایران کشور", "ايران كشور"),
+        ("המלכים החדשים", "מלך"),
+        ("ובספרים שלנו", "ספר"),
+        ("ILIK SU", "ılık su"),
+        ("Łódź", "lodz"),
+        ("smørrebrød på dansk", "smorrebrod"),
+        ("\u0958\u0932\u092e", "\u0915\u0932\u092e"),
+        ("agree\u00adment", "agreement"),
+        ("max_retry_count = 5", "retry count"),
+        ("set maxRetryCount", "retry"),
     ],
 )
 def test_words_of_many_languages_are_found(text: str, question: str, tmp_path: Path) -> None:
