@@ -447,7 +447,7 @@ def test_schemas_that_are_hard_to_check_or_invalid_make_a_line_incomplete() -> N
         assert not Parameters(schema).fits({"q": "a"})
     slow = Parameters({"properties": {"q": {"type": "string", "pattern": "(a+)+$"}}})
     assert slow.fits({"q": "a" * 40 + "!"}), "patterns are the tool's own matter"
-    lax = [
+    lax: list[dict[str, Any]] = [
         {"properties": {"q": True}},
         {"additionalProperties": {"type": "string"}},
         {"required": ["q"], "properties": {"q": {}}},
