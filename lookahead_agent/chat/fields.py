@@ -149,10 +149,15 @@ class EngineFields(BaseModel):
                 found = f", not {scheme}://" if separator else ""
                 raise ConfigurationError(f"{url_field} is an http:// or https:// address up to and with /v1{found}")
             try:
-                host = urlsplit(url).netloc
+                parts = urlsplit(url)
             except ValueError:
                 raise ConfigurationError(f"{url_field} is not a valid address: check its host") from None
-            if "@" in host:
+            if parts.query or parts.fragment:
+                raise ConfigurationError(
+                    f"{url_field} has a query or a fragment, after which no path can follow: give the address up to "
+                    f"and with /v1, and a key as {key_field}"
+                )
+            if "@" in parts.netloc:
                 raise ConfigurationError(
                     f"{url_field} has a user name or a password, which messages would show: give {key_field}"
                 )

@@ -117,7 +117,8 @@ def _convert_reply(message: AIMessage) -> dict[str, Any]:
         ]
     if thinking := thinking_of(message):
         fields["reasoning_content"] = thinking
-    if message.response_metadata.get("finish_reason", message.response_metadata.get("stop_reason")) in _END_REASONS:
+    reason = message.response_metadata.get("finish_reason", message.response_metadata.get("stop_reason"))
+    if isinstance(reason, str) and reason in _END_REASONS:
         fields[FINISHED] = True
     return fields
 
@@ -130,7 +131,8 @@ def _calls_of(message: AIMessage) -> tuple[list[ToolCall], list[InvalidToolCall]
         # Most replies repeat their calls as content blocks.
         if not isinstance(block, dict) or _block_type(block) not in _CALL_BLOCKS:
             continue
-        if known.isdisjoint((block.get("id"), block.get("call_id"))):
+        identifiers = (block.get("id"), block.get("call_id"))
+        if known.isdisjoint(each if isinstance(each, str) else None for each in identifiers):
             arguments = next((block[key] for key in ("input", "args", "arguments") if key in block), None)
             found.append(_parse_call(block.get("name"), arguments, block.get("call_id") or block.get("id")))
     legacy = message.additional_kwargs.get("function_call")
@@ -152,8 +154,9 @@ def _call_text(call: InvalidToolCall) -> str:
     return f'{{"name": {json.dumps(name)}, "arguments": {arguments}}}'
 
 
-def _block_type(block: Any) -> Any:
-    return block.get("type") if isinstance(block, dict) else None
+def _block_type(block: Any) -> str | None:
+    kind = block.get("type") if isinstance(block, dict) else None
+    return kind if isinstance(kind, str) else None
 
 
 def _parse_call(name: Any, arguments: Any, identifier: Any) -> ToolCall | InvalidToolCall:
@@ -281,7 +284,7 @@ def _text(content: Any, separator: str, name: str | None = None) -> str:
         return content
     texts: list[str] = []
     kinds: set[str] = set()
-    for block in content:
+    for block in content if isinstance(content, list) else [content]:
         text = _block_text(block, separator)
         if text is None:
             kinds.add(str(block.get("type", "?")) if isinstance(block, dict) else type(block).__name__)
@@ -307,6 +310,8 @@ def _block_text(block: Any, separator: str) -> str | None:
             return text
         case {"json": value, **rest} if rest.get("type", "json") == "json":
             return json.dumps(value, default=str, ensure_ascii=False)
+        case bool() | int() | float():
+            return json.dumps(block)
         case {"type": "json", **fields}:
             return json.dumps(fields, default=str, ensure_ascii=False)
         case {"type": "search_result" | "document", "content": [*inner]}:

@@ -30,7 +30,7 @@ from typing_extensions import is_typeddict
 
 from lookahead_agent.engines.json_schema import KEYWORDS, relocate, target
 from lookahead_agent.errors import ConfigurationError
-from lookahead_agent.generation.tool_calls import loads
+from lookahead_agent.generation.tool_calls import loads, reject_duplicates
 
 logger = logging.getLogger(__name__)
 
@@ -185,7 +185,9 @@ class FormParser(BaseTransformOutputParser[Any]):
                 return parse_json_markdown(generation.text.strip(), parser=_partial_loads)
             return None
         try:
-            return parse_json_markdown(generation.text.strip(), parser=loads)
+            return parse_json_markdown(
+                generation.text.strip(), parser=bound(loads, object_pairs_hook=reject_duplicates)
+            )
         except ValueError as error:
             raise _parsing_error(generation, f"is not JSON ({error})") from error
 

@@ -321,10 +321,11 @@ def _token_id(value: Any) -> int:
 
 
 def _count_cached_tokens(answer: Mapping[str, Any]) -> int | None:
-    """The prompt tokens that were in the server's prefix cache; None if the server does not report them."""
-    details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
-    cached = details.get("cached_tokens")
-    return int(cached) if cached is not None else None
+    """The prompt tokens that were in the server's prefix cache; None if the server does not report their number."""
+    match answer.get("usage"):
+        case {"prompt_tokens_details": {"cached_tokens": int() as cached}} if cached >= 0:
+            return int(cached)
+    return None  # also for a damaged usage, which must not fail a finished reply
 
 
 def _response_format(structured: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -315,8 +315,10 @@ class ConstrainedGenerator(ReplyGenerator):
                 self._emit_answer(read.parsed.content)
         else:
             read.parsed = ParsedReply(decoded.text)
+        # The grammar has one call, of one of the tools, but an engine may not hold to it.
+        if self.request.must_call:
+            read.parsed.reject_other_tools(self.request.tools)
         if self.request.parallel_tool_calls is False:
-            # The grammar has one call, but an engine may not hold to it.
             read.parsed.keep_one_call()
         if not read.parsed.tool_calls and decoded.finish_reason == "stop" and not is_json(decoded.text):
             logger.warning("the target ended a reply before its form was complete: its engine does not hold to forms")

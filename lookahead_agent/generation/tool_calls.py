@@ -97,6 +97,17 @@ class ParsedReply:
         del self.tool_calls[1:]
         del self.invalid_tool_calls[0 if self.tool_calls else 1 :]
 
+    def reject_other_tools(self, tools: Tools) -> None:
+        """Make calls of other tools invalid, where the reply has to call one of these."""
+        allowed = [tool["function"]["name"] for tool in tools]
+        calls, self.tool_calls = self.tool_calls, []
+        for call in calls:
+            if call["name"] in allowed:
+                self.tool_calls.append(call)
+            else:
+                source = json.dumps({"name": call["name"], "arguments": call["args"]}, ensure_ascii=False)
+                self.add_invalid(call["name"], source, f"the reply had to call {' or '.join(allowed)}")
+
     @property
     def count(self) -> int:
         """The number of calls, valid or invalid."""
@@ -151,10 +162,10 @@ def parse_strict_json(text: str) -> Any:
     return value
 
 
-def loads(text: str) -> Any:
-    """Parse JSON; raises ValueError for invalid JSON, such as NaN."""
+def loads(text: str, **options: Any) -> Any:
+    """Parse JSON, with options of `json.loads`; raises ValueError for invalid JSON, such as NaN."""
     try:
-        return json.loads(text, strict=False, parse_constant=_reject_nan)
+        return json.loads(text, strict=False, parse_constant=_reject_nan, **options)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
 

@@ -149,6 +149,20 @@ async def test_without_parallel_calls_a_reply_has_one_call_whatever_the_engine_w
         assert not single or bool(message.tool_calls) == (text != TWO_CALLS[-1])
 
 
+OTHER = json.dumps({"name": "delete_all", "arguments": {}})
+
+
+@pytest.mark.parametrize("text", [OTHER, f"<tool_call>{OTHER}</tool_call>{TAGGED}"])
+@pytest.mark.parametrize("parallel", [True, False])
+def test_a_required_call_of_another_tool_is_invalid_whatever_the_engine_writes(text: str, parallel: bool) -> None:
+    llm = scripted_chat(text, policy="off")
+    message = llm.bind_tools([thermometer], tool_choice="thermometer", parallel_tool_calls=parallel).invoke("?")
+    assert [call["name"] for call in message.tool_calls] == ["thermometer"] * (BARE in text)
+    reasons = [(call["name"], call["error"]) for call in message.invalid_tool_calls]
+    expected = [("delete_all", "not a tool call: the reply had to call thermometer")]
+    assert reasons == ([] if BARE in text and not parallel else expected)
+
+
 SCHEMA = Weather.model_json_schema()
 
 

@@ -271,6 +271,8 @@ def test_white_space_around_a_key_is_removed(end: str, monkeypatch: pytest.Monke
         {"openai_api_key": "SECRET"},
         {"base_url": "http://SECRET@t/v1"},
         {"base_url": "http://user:SECRET@t/v1"},
+        {"base_url": "http://t/v1?api-key=SECRET"},
+        {"draft_url": "http://t/v1#SECRET"},
     ],
 )
 def test_no_error_of_a_field_has_a_key(fields: dict[str, Any]) -> None:

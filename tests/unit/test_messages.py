@@ -261,6 +261,21 @@ def test_error_names_the_template_that_drops_or_rejects_a_message(
         assert error.match(pattern)
 
 
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (AIMessage("So.", response_metadata={"finish_reason": ["stop"]}), "So."),
+        (AIMessage([{"type": ["a"], "title": "b"}]), "[unknown (b) left out: this model reads only text]"),
+        (AIMessage(["So.", {"type": "tool_use", "id": {}, "call_id": [1], "name": "f", "input": {}}]), "So."),
+        (HumanMessage([{"type": "tool_result", "content": 1.5}]), "1.5"),
+        (HumanMessage([{"type": "tool_result", "content": {"type": "text", "text": "17"}}]), "17"),
+        (HumanMessage([{"type": "tool_result", "content": {"degrees": 17}}]), '{"degrees": 17}'),
+    ],
+)
+def test_values_of_other_types_in_a_history_fail_no_later_run(message: BaseMessage, text: str) -> None:
+    assert conversation([message, HumanMessage("And now?")])[0]["content"] == text
+
+
 def test_warning_about_names_that_the_template_drops_is_logged_once(
     tokenizer_of: Callable[[str], HFTokenizer], caplog: pytest.LogCaptureFixture
 ) -> None:

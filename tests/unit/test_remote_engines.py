@@ -82,6 +82,20 @@ async def test_the_last_delta_has_the_count_of_cached_tokens(tokenizer: HFTokeni
     assert (reply.report.target_prompt.total, reply.report.target_prompt.cached) == (1, cached)
 
 
+@pytest.mark.parametrize("usage", [7, [], "x", {"prompt_tokens_details": 3}])
+@pytest.mark.parametrize("cached", [-5, "many", None, [1], 1.5])
+async def test_a_damaged_usage_fails_no_finished_reply(tokenizer: HFTokenizer, usage: Any, cached: Any) -> None:
+    server = FakeServer(tokenizer, REPLY)
+    server.cached = 0
+    engine = engine_on({"one": server}, tokenizer)
+    await engine.connect()
+    for damaged in (usage, {"prompt_tokens_details": {"cached_tokens": cached}}):
+        body = event_of(token_ids=[2], finish_reason="stop") + f"data: {json.dumps({'usage': damaged})}\n\n"
+        server.answers = [httpx.Response(200, text=f"{body}data: [DONE]\n\n")]
+        (delta,) = await deltas(engine)
+        assert (delta.token_ids, delta.finish_reason, delta.cached_tokens) == ((2,), "stop", None)
+
+
 @pytest.mark.parametrize("is_vllm", [True, False])
 async def test_a_cache_salt_is_sent_and_without_its_effect_no_cached_tokens_are_told(
     tokenizer: HFTokenizer, is_vllm: bool

@@ -205,13 +205,23 @@ def test_structured_output_is_one_request_that_no_stop_string_or_delimiter_ends(
     assert result["raw"].response_metadata["lookahead"]["steps"] == 1
 
 
-@pytest.mark.parametrize("text", ["", "no", '{"number": 4', '{"number": 4} and so on', '{"number": NaN}', "[1,]"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "no", '{"number": 4', '{"number": 4} and so on', '{"number": NaN}', "[1,]"],
+)
 @pytest.mark.parametrize("response_format", [{"type": "json_object"}, Form.of(Answer).response_format])
 def test_finish_reason_is_length_if_the_reply_is_not_json(text: str, response_format: dict[str, Any]) -> None:
     message = scripted_chat(text).invoke("?", response_format=response_format)
     assert (message.text, message.response_metadata["finish_reason"]) == (text, "length")
     complete = scripted_chat(' {"number": 4}').invoke("?", response_format=response_format)
     assert complete.response_metadata["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("method", ["json_schema", "json_mode"])
+def test_a_key_that_occurs_twice_is_a_parsing_error(method: Any) -> None:
+    llm = scripted_chat('{"number": 4, "number": 5}', policy="off").with_structured_output(Answer, method=method)
+    with pytest.raises(OutputParserException, match="it has the key 'number' twice"):
+        llm.invoke("?")
 
 
 class Color(Enum):
