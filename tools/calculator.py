@@ -105,6 +105,8 @@ def _python_notation(expression: str) -> str:
     # A comma between digit groups is a thousands separator, but not inside a function's arguments.
     if not _FUNCTION.search(text):
         text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
+    else:
+        text = re.sub(r"(?<=\d),(?=(?:\d{3},)*0\d\d(?!\d))", "", text)  # 1,000: no number begins with a zero
     return re.sub(r"(\d+(?:\.\d+)?)\s*%(?!\s*[\d(.])", r"(\1/100)", text)
 
 

@@ -108,7 +108,12 @@ def write_text(root: Path, name: str, text: str, allow: Collection[str] = ()) ->
         ValueError: The name is protected; the path is outside or behind a link, or names no regular file; the text is
             too long; or the file cannot be written now. The message says which.
     """
-    data = text.encode(errors="replace")
+    try:
+        data = text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"character {error.start + 1} of the text is half a character, which no file can have"
+        ) from None
     if len(data) > _MAX_BYTES:
         raise ValueError(f"the text is longer than {_MAX_BYTES} bytes")
     written = working_folder.replace_file(root, name, data, allow, keep_line_ends=True)

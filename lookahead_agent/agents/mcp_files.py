@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from lookahead_agent.errors import ConfigurationError, extra_imports, validation_message
@@ -26,6 +26,12 @@ _LAST_COMMA = re.compile(r'("(?:[^"\\\n]|\\.)*")|,(?=\s*[}\]])')
 _VARIABLE = re.compile(
     r"\$\{(?:(?!env:)([A-Za-z]\w*):([A-Za-z_][^{}]*)|(?:env:)?(\w+)(?::-((?:(?!\$\{)[^}])*))?|(/))\}"
 )
+# A variable, perhaps in a form that is unknown here, and a whole value that another program would replace.
+_ANY_VARIABLE = re.compile(rf"{_VARIABLE.pattern}|\$\{{[^{{}}]*\}}")
+_BARE_VARIABLE = re.compile(r"\$[A-Z_][A-Z0-9_]*|%[A-Z_][A-Z0-9_]*%")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_UNUSABLE = re.compile("[\0\ud800-\udfff]")
+_FILE = re.compile(r"\$\{file:([^{}]+)\}")
 _DEFAULT_WITH_VARIABLE = re.compile(r"\$\{(?:env:)?\w+:-[^{}]*\$\{[^{}]*\}[^{}]*\}")
 
 _TRANSPORTS = {"stdio": "stdio", "local": "stdio", "http": "http", "streamablehttp": "http", "sse": "sse"}
@@ -91,6 +97,22 @@ class McpServer(BaseModel):
     headers: Annotated[dict[str, str], BeforeValidator(_as_texts)] = Field(default_factory=dict)  # Headers of requests
     timeout: Annotated[float | None, Field(gt=0), AfterValidator(_check_seconds)] = None  # Seconds of a call
 
+    model_config = ConfigDict(hide_input_in_errors=True)  # it may be a key
+
+    @model_validator(mode="after")
+    def _check_texts(self) -> Self:
+        """Refuse what no request or program can be given; no message has a value, which may be a key."""
+        for key, value in self.headers.items():
+            value = self.headers[key] = value.strip()
+            if _HEADER_NAME.fullmatch(key) is None or not (value.isascii() and value.isprintable()):
+                raise ValueError(f"the header {key[:40]!r} cannot be sent: its name or value has other characters")
+        texts = [self.command or "", *self.args, *self.env, *self.env.values(), self.url or "", self.cwd or ""]
+        if any(map(_UNUSABLE.search, texts)):
+            raise ValueError("a text has a null character or a lone surrogate")
+        if any("=" in name or not name for name in self.env):
+            raise ValueError("a variable of 'env' has an empty name, or one with an equals sign")
+        return self
+
 
 def read_servers(file: Path, environment: Mapping[str, str] = os.environ) -> dict[str, McpServer]:
     """Read the servers of a file by name, without disabled ones.
@@ -98,7 +120,7 @@ def read_servers(file: Path, environment: Mapping[str, str] = os.environ) -> dic
     The file has them under `mcpServers`, `servers`, or `servers` of `mcp`, and may have comments. Values may hold
     `${NAME}` and `${env:NAME}` from the environment, also with a default (`${NAME:-default}`), `${userHome}`, and
     `${workspaceFolder}`, the file's folder or the one of its `.vscode` or `.cursor`. `${input:token}` is the
-    environment variable `INPUT_TOKEN`, since no person is asked.
+    environment variable `INPUT_TOKEN`, since no person is asked, and `${file:token.txt}` the text of a file.
 
     Raises:
         ConfigurationError: The file does not exist or is invalid, a variable is not set, a server has a key that is not
@@ -180,22 +202,46 @@ class _Variables:
 
     def of_entry(self, entry: dict[str, Any]) -> Any:
         """Replace the variables in an entry, which may use those that it sets for its own program."""
-        own = _as_texts(self.replace(entry.get("env") or entry.get("environment")))
-        if not isinstance(own, Mapping):
-            return self.replace(entry)
+        own = _as_texts(self._replace(entry.get("env") or entry.get("environment")))
         inner = copy(self)
-        inner._environment = {**self._environment, **own}
-        return inner.replace(entry)
+        inner._environment = {**self._environment, **own} if isinstance(own, Mapping) else self._environment
+        # The program may be a shell, which has variables of its own.
+        return {
+            key: (self if key in ("env", "environment") else inner)._replace(part, keeps=key in ("command", "args"))
+            for key, part in entry.items()
+        }
 
-    def replace(self, value: Any) -> Any:
-        """Replace the variables in all texts of a value; raises ValueError if there is none of a name."""
+    def _replace(self, value: Any, *, keeps: bool = False) -> Any:
+        """Replace the variables in all texts of a value; raises ValueError if there is none of a name.
+
+        Variables of an unknown form are an error, too, unless it `keeps` them.
+        """
         if isinstance(value, str):
             if (nested := _DEFAULT_WITH_VARIABLE.search(value)) is not None:
                 raise ValueError(f"has {nested[0][:80]}, whose default has a variable: write its value")
-            return _VARIABLE.sub(self._value, value)
+            if not keeps and _BARE_VARIABLE.fullmatch(value) is not None:
+                raise ValueError(f"has {value[:80]}, which stays as it is: write ${{{value.strip('$%')[:80]}}}")
+            return _ANY_VARIABLE.sub(lambda found: self._variable(found[0], keeps=keeps), value)
         if isinstance(value, list):
-            return [self.replace(part) for part in value]
-        return {key: self.replace(part) for key, part in value.items()} if isinstance(value, dict) else value
+            return [self._replace(part, keeps=keeps) for part in value]
+        if isinstance(value, dict):
+            return {key: self._replace(part, keeps=keeps) for key, part in value.items()}
+        return value
+
+    def _variable(self, text: str, *, keeps: bool) -> str:
+        """Return the value of a text such as `${NAME}`."""
+        if (file := _FILE.fullmatch(text)) is not None:
+            try:
+                return (self.folder / Path(file[1]).expanduser()).read_text(encoding="utf-8").strip()
+            except (OSError, RuntimeError, ValueError) as error:
+                raise ValueError(f"has {text[:80]}, which cannot be read: {type(error).__name__}") from None
+        if (match := _VARIABLE.fullmatch(text)) is None:
+            if keeps:
+                return text
+            raise ValueError(
+                f"has {text[:80]}, whose form is unknown: write ${{NAME}}, ${{NAME:-default}} or the value"
+            )
+        return self._value(match)
 
     def _value(self, match: re.Match[str]) -> str:
         kind, of_kind, name, default, separator = match.groups()
@@ -252,6 +298,8 @@ def _read(entry: dict[str, Any], name: str, folder: Path) -> McpServer:
         raise ValueError(f"has a wrong {keys[field]!r}: {validation_message(error)}") from None
     if (server.command is None) == (server.url is None):
         raise ValueError("needs either a command or a url")
+    if server.url is not None and re.match(r"https?://[^/?#]", server.url, re.IGNORECASE) is None:
+        raise ValueError("has a url that does not begin with http:// or https://")
     kind, others = ("command", _OF_URLS) if server.command is not None else ("url", _OF_PROGRAMS)
     if ignored := [key for key in others if entry.get(key)]:
         raise ValueError(f"has a {kind}, for which {ignored[0]!r} has no effect: remove it")

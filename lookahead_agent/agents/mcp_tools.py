@@ -25,13 +25,14 @@ from lookahead_agent.agents.tool_schemas import check_tool_schema, misfit, witho
 from lookahead_agent.agents.tool_use import truncate
 from lookahead_agent.errors import ConfigurationError, extra_imports, validation_message
 from lookahead_agent.system.background import result_of
+from lookahead_agent.system.urls import hide_passwords
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
     from mcp.client.client import Client
     from mcp.types import Tool
 
-    from lookahead_agent.agents.mcp_transports import Program
+    from lookahead_agent.agents.mcp_transports import HttpAnswers, Program
 
 logger = logging.getLogger(__name__)
 
@@ -69,14 +70,14 @@ def open_mcp_tools(
         from anyio.from_thread import start_blocking_portal
         from mcp.client.client import Client
 
-        from lookahead_agent.agents.mcp_transports import Program, leave_out
+        from lookahead_agent.agents.mcp_transports import HttpAnswers, Program, leave_out
     # `closing` hides the caller's exception from the stack: task groups would wrap it.
     with closing(ExitStack()) as stack:
         tools: list[tuple[str, BaseTool]] = []
         for name, server in servers.items():
             # Each server has an event loop of its own: a message that takes long to read delays no other server.
             portal = stack.enter_context(start_blocking_portal(name=f"lookahead-agent-mcp-{name}"))
-            program = None
+            program: Program | HttpAnswers = HttpAnswers()
             if server.command is not None:
                 program = Program([server.command, *server.args], server.env, server.cwd)
             try:
@@ -91,9 +92,8 @@ def open_mcp_tools(
                     f"the MCP server {name!r} does not work: it did not answer within {starting:g} s"
                 ) from error
             except Exception as error:
-                raise ConfigurationError(
-                    f"the MCP server {name!r} does not work: {_problem(error, program)}"
-                ) from error
+                problem = hide_passwords(_problem(error, program), server.url or "")
+                raise ConfigurationError(f"the MCP server {name!r} does not work: {problem}") from error
             for tool in listed:
                 try:
                     tools.append((name, _as_langchain_tool(portal, client, program, name, tool)))
@@ -107,23 +107,24 @@ async def _connect(
     client: type[Client],
     name: str,
     server: McpServer,
-    program: Program | None,
+    program: Program | HttpAnswers,
     start_seconds: float,
     seconds: float,
 ) -> AsyncIterator[Client]:
     from mcp.client.sse import sse_client
     from mcp.client.streamable_http import streamable_http_client
 
-    from lookahead_agent.agents.mcp_transports import MAX_MESSAGE, create_http_client, without_odd_tools
+    from lookahead_agent.agents.mcp_transports import MAX_MESSAGE, Program, without_odd_tools
 
     async with AsyncExitStack() as stack:
         transport: Any
-        if program is not None:
+        if isinstance(program, Program):
             transport = program.run()
         elif server.type == "sse":
-            transport = sse_client(server.url or "", headers=server.headers, httpx_client_factory=create_http_client)
+            create_client = program.create_client
+            transport = sse_client(server.url or "", headers=server.headers, httpx_client_factory=create_client)
         else:
-            http = await stack.enter_async_context(create_http_client(headers=server.headers))
+            http = await stack.enter_async_context(program.create_client(headers=server.headers))
             transport = streamable_http_client(server.url or "", http_client=http, max_sse_event_size=MAX_MESSAGE)
         async with asyncio.timeout(start_seconds):
             own = client(without_odd_tools(transport, name), read_timeout_seconds=server.timeout or seconds, cache=None)
@@ -173,7 +174,7 @@ class _McpTool(BaseTool):
 
 
 def _as_langchain_tool(
-    portal: BlockingPortal, client: Client, program: Program | None, server: str, tool: Tool
+    portal: BlockingPortal, client: Client, program: Program | HttpAnswers, server: str, tool: Tool
 ) -> BaseTool:
     from mcp.types import CallToolRequest, CallToolRequestParams, CallToolResult, InputRequiredResult
 
@@ -188,7 +189,7 @@ def _as_langchain_tool(
         except Exception as error:
             if _is_unreadable(error):
                 return f"{_describe_carried_out(server)} its result cannot be read: {_problem(error)}"
-            limit = f": {program.problem}" if program is not None and program.problem else ""
+            limit = f": {program.problem}" if program.problem else ""
             raise ToolException(f"{_explain_failure(error, server)}{limit}") from error
         if isinstance(result, InputRequiredResult):
             raise ToolException(f"the MCP server {server!r} asks for input, which calls from here cannot give")
@@ -279,7 +280,7 @@ def _text(block: Any) -> str:
     return f"({block.type} of the type {getattr(block, 'mime_type', None) or 'unknown'}, which is not shown)"
 
 
-def _problem(error: BaseException, program: Program | None = None) -> str:
+def _problem(error: BaseException, program: Program | HttpAnswers | None = None) -> str:
     """Describe an error on one line, with what its program wrote about it."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

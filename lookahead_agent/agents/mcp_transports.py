@@ -296,10 +296,33 @@ async def _bound_body(response: httpx2.Response) -> None:
     response.stream = _ReadableStream(response.stream, is_message=is_message)
 
 
-def create_http_client(
-    headers: dict[str, str] | None = None, timeout: httpx2.Timeout | None = None, auth: httpx2.Auth | None = None
-) -> httpx2.AsyncClient:
-    """Create MCP's HTTP client with bounded answers."""
-    client = create_mcp_http_client(headers, timeout, auth)
-    client.event_hooks = {"request": [_refuse_compression], "response": [_bound_body]}
-    return client
+class HttpAnswers:
+    """The answers of a server over HTTP.
+
+    Attributes:
+        problem: Why the server cannot be used, if it answered with an error's status; "" otherwise.
+    """
+
+    def __init__(self) -> None:
+        self.problem = ""
+
+    def explain(self) -> str:
+        """Return the last status of an error."""
+        return self.problem
+
+    def create_client(
+        self,
+        headers: dict[str, str] | None = None,
+        timeout: httpx2.Timeout | None = None,
+        auth: httpx2.Auth | None = None,
+    ) -> httpx2.AsyncClient:
+        """Create MCP's HTTP client with bounded answers."""
+        client = create_mcp_http_client(headers, timeout, auth)
+        client.event_hooks = {"request": [_refuse_compression], "response": [_bound_body, self._note_status]}
+        return client
+
+    async def _note_status(self, response: httpx2.Response) -> None:
+        # A server need not have a stream of its own events (GET), or an end of the session (DELETE).
+        if response.request.method == "POST" or not response.is_error:
+            failed = f"it answered {response.status_code} {response.reason_phrase}".rstrip()
+            self.problem = failed if response.is_error else ""

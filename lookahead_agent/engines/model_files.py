@@ -46,13 +46,19 @@ def read_weight_names(folder: Path) -> set[str]:
     index = folder / "model.safetensors.index.json"
     try:
         if index.exists():
-            return set(read_object(index).get("weight_map", {}))
+            weight_map = read_object(index).get("weight_map")
+            if not isinstance(weight_map, dict):
+                raise ValueError(f"{index.name} has no weight_map")
+            return set(weight_map)
         names: set[str] = set()
         for file in folder.glob("*.safetensors"):
             with open(file, "rb") as opened:  # its header is a JSON object, after eight bytes with its length
                 size = int.from_bytes(opened.read(8), "little")
-                names |= set(json.loads(opened.read(min(size, _MAX_JSON))))
-    except (OSError, ValueError) as error:
+                header = json.loads(opened.read(min(size, _MAX_JSON)))
+            if not isinstance(header, dict):
+                raise ValueError(f"the header of {file.name} is not a JSON object")
+            names |= set(header)
+    except (OSError, ValueError, RecursionError) as error:
         raise IntegrityError(f"the names of the weights in {folder} cannot be read: {error}") from error
     return names
 

@@ -94,6 +94,10 @@ def run_isolated(
         ConfigurationError: There is no backend of that name, or a package is not installed.
         IsolationError: No such backend works here, or no process could be started.
     """
+    try:
+        code.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"character {error.start + 1} of the code is half a character") from None
     limits = limits or PythonLimits()
     isolation = choose(isolation)
     copied = None if folder is None else copy_files(folder, limits.files, allow)
@@ -225,7 +229,7 @@ def start(
             }
             finished = run_child(
                 [*wrapper, _interpreter(), "-I", "-S", "-u", "-c", program_text("worker"), json.dumps(plan)],
-                pack_code(code.encode(errors="replace"), {} if is_read_only else copied or {}),
+                pack_code(code.encode(), {} if is_read_only else copied or {}),
                 seconds=limits.seconds,
                 output=len(BEGUN) + limits.output,
                 environment={

@@ -476,7 +476,8 @@ def uncounted_cells(content: bytes) -> Iterator[tuple[tuple[int, int], str]]:
                 column = column * 26 + ord(letter) - ord("A") + 1
             inner = {local_name(child): child.text or "" for child in element}
             text = inner.get("v", "") if element.get("t") == "e" else ""
-            if "f" in inner and not inner.get("v") and "is" not in inner:
+            # The value of a text's formula may be an empty text.
+            if "f" in inner and not inner.get("v") and element.get("t") != "str":
                 text = f"={inner['f']}" if inner["f"] else "(a formula without a value)"
             if text and int(place[2]):
                 yield (int(place[2]) - 1, column - 1), text

@@ -8,7 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from openai.types.responses import FunctionTool, ResponseFormatTextJSONSchemaConfig
+from openai.types.responses import (
+    FunctionTool,
+    ResponseFormatTextJSONSchemaConfig,
+    ToolChoiceAllowed,
+    ToolChoiceFunction,
+)
 from openai.types.shared import Reasoning
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
@@ -77,6 +82,18 @@ def _read_tools(value: Any) -> list[FunctionTool]:
     return tools
 
 
+def _read_tool_choice(value: Any) -> Any:
+    """Check a choice of the API's own form, since the response has it too; it differs from that of chats."""
+    forms = {"function": ToolChoiceFunction, "allowed_tools": ToolChoiceAllowed}
+    if isinstance(value, dict):
+        if (form := forms.get(str(value.get("type")))) is None:
+            raise _refuse(
+                "tool_choice", f"the type {str(value.get('type'))[:80]!r} is not supported: give a function's name"
+            )
+        _read(form, value, "tool_choice")
+    return value
+
+
 def _read_reasoning(value: Any) -> Reasoning:
     reasoning = _read(Reasoning, value, "reasoning")
     for name in ("context", "mode"):
@@ -122,7 +139,9 @@ class ResponseRequestBody(Sampled):
     instructions: str | None = None
     max_output_tokens: MaxTokens | None = None
     tools: Annotated[list[FunctionTool], BeforeValidator(_read_tools)] = Field(default_factory=list)
-    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    tool_choice: Annotated[
+        Literal["none", "auto", "required"] | dict[str, Any] | None, BeforeValidator(_read_tool_choice)
+    ] = None
     parallel_tool_calls: bool | None = None
     text: Annotated[dict[str, Any], BeforeValidator(_read_text)] = Field(default_factory=dict)
     reasoning: Annotated[Reasoning, BeforeValidator(_read_reasoning)] | None = None

@@ -17,7 +17,7 @@ def hide_passwords(text: str, url: str) -> str:
     for pattern in (_PASSWORD, _SECRET_PARAMETER):
         secrets.update(pattern.findall(url))
         shown = pattern.sub(lambda found: found[0].replace(found[1], "***") if found[1] else found[0], shown)
-    text = text.replace(url, shown)
+    text = text.replace(url, shown) if url else text
     spellings = {spelling for secret in secrets for spelling in (secret, unquote(secret), unquote_plus(secret))}
     for secret in sorted(spellings, key=len, reverse=True):
         if len(secret) >= _MIN_LENGTH:

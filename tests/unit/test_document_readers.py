@@ -121,6 +121,16 @@ def test_workbooks_keep_formulas_without_values_errors_and_all_digits() -> None:
     }
 
 
+def test_formula_whose_value_is_an_empty_text_stays_empty() -> None:
+    empty, others = (
+        '<c r="A1" t="str"><f>IF(1,"")</f><v></v></c>',
+        '<c r="B1"><f>C1</f></c><c r="C1"><f t="shared"/></c>',
+    )
+    sheet = f'<worksheet xmlns="urn:x"><row r="1">{empty}{others}</row></worksheet>'
+    assert worker.UNCOUNTED.search(sheet.encode()) is not None
+    assert dict(worker.uncounted_cells(sheet.encode())) == {(0, 1): "=C1", (0, 2): "(a formula without a value)"}
+
+
 def test_json_keeps_numbers_as_they_are_written() -> None:
     text = '{"version": 3.10, "id": 12345678901234567890.25, "far": 1e400, "n": NaN, "text": "1.50"}'
     assert "".join(read(worker.structure, f"[{text}]".encode()).values()) == text

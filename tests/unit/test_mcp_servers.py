@@ -225,14 +225,16 @@ class _Answers(BaseHTTPRequestHandler):
     """Answers every request with the server's `body` and `headers`."""
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
         body, headers = self.server.answer  # type: ignore[attr-defined]
-        self.send_response(200)
+        self.send_response(headers.get("status", 200))
         for name, value in {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
         with suppress(OSError):  # the client has read enough
             self.wfile.write(body)
+
+    do_GET = do_POST
 
     def log_message(self, *_: object) -> None:
         pass
@@ -245,16 +247,22 @@ class _Answers(BaseHTTPRequestHandler):
         (gzip.compress(b" " * 1000, mtime=0), {"Content-Encoding": "gzip"}, "it compressed its answer"),
         (b"no message", {}, "Invalid JSON"),
         (b"{}", {"Content-Type": "text/html"}, "content type"),
+        (b"", {"status": 401}, "it answered 401 Unauthorized"),
+        (b"", {"status": 503, "type": "sse"}, r"503 Service Unavailable.*token=\*\*\*"),
     ],
 )
-def test_answers_over_http_are_bounded(body: bytes, headers: dict[str, str], message: str) -> None:
+def test_answers_over_http_are_bounded_and_their_status_is_named(
+    body: bytes, headers: dict[str, Any], message: str
+) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), _Answers) as http:
         http.answer = body, headers  # type: ignore[attr-defined]
         Thread(target=http.serve_forever, daemon=True).start()
         try:
-            remote = McpServer(url=f"http://127.0.0.1:{http.server_port}/mcp")
-            with pytest.raises(ConfigurationError, match=f"'s' does not work: .*{message}"):
+            url = f"http://127.0.0.1:{http.server_port}/mcp?token=hunter2"
+            remote = McpServer(url=url, type=headers.get("type"))
+            with pytest.raises(ConfigurationError, match=f"'s' does not work: .*{message}") as caught:
                 open_mcp_tools({"s": remote}, start_seconds=60).__enter__()
+            assert "hunter2" not in str(caught.value)
         finally:
             http.shutdown()
 

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookahead_agent import ChatLookahead
+from lookahead_agent.engines.model_files import read_weight_names
 from lookahead_agent.engines.vllm_config import read_trained_context
 from lookahead_agent.errors import (
     ConfigurationError,
@@ -366,3 +367,17 @@ def test_agent_command_without_a_home_folder_advises_the_checkpoints_option(
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     assert run("agent", "How many?", chat_class=partial(scripted_chat, lambda _: "36")) != 0
     assert "--checkpoints" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *((INDEX, b'{"weight_map": %s}' % value) for value in (b"null", b"3", b'["a"]', b'"a"')),
+        (INDEX, b"{}"),
+        *(("a.safetensors", struct.pack("<Q", len(head)) + head) for head in (b"3", b"[[]]", b'"ab"', b"[" * 100_000)),
+    ],
+)
+def test_damaged_names_of_weights_are_one_error(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(IntegrityError, match=r"the names of the weights in .* cannot be read"):
+        read_weight_names(tmp_path)

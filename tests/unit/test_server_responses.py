@@ -468,6 +468,13 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"input": "hi", "tool_choice": "required"}, "", "requests with tools"),
     ({"input": "hi", "tools": [TOOL], "tool_choice": {"type": "function", "name": "sub"}}, "", "not one of the tools"),
     ({"input": "hi", "tools": [TOOL], "tool_choice": {"type": "web_search"}}, "", "tool_choice"),
+    *(
+        ({"input": "hi", "tools": [TOOL], "tool_choice": choice}, "", "tool_choice")
+        for choice in (
+            {"type": "function", "function": {"name": "add"}}, {"type": "function", "name": 3}, {"type": "required"},
+            {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [TOOL]}},
+        )
+    ),
     ({"input": "hi", "text": {"verbosity": "low"}}, "text.verbosity", "not supported"),
     ({"input": "hi", "text": {"format": {"type": "xml"}}}, "text.format", "json_schema"),
     ({"input": "hi", "text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema", "required"),

@@ -239,6 +239,11 @@ ENVIRONMENT = {"TOKEN": "t0ken", "INPUT_SHOP_KEY": "k3y"}
         (RUN | {"active": True, "args": ["--port", 80]}, RUN | {"args": ["--port", "80"]}),
         (AT | {"headers": {"N": 1, "gone": None}}, AT | {"headers": {"N": "1"}}),
         (
+            RUN | {"env": {"TOKEN": "x-${TOKEN}"}, "args": ["${TOKEN}"]},
+            RUN | {"env": {"TOKEN": "x-t0ken"}, "args": ["x-t0ken"]},
+        ),
+        (AT | {"headers": {"A": "Bearer ${file:own.token} \n"}}, AT | {"headers": {"A": "Bearer t1"}}),
+        (
             RUN | {"args": ["A:${KEY}"], "env": {"KEY": "${TOKEN}"}},
             RUN | {"args": ["A:t0ken"], "env": {"KEY": "t0ken"}},
         ),
@@ -248,6 +253,7 @@ def test_keys_of_other_clients_have_their_meaning(
     tmp_path: Path, entry: dict[str, Any], fields: dict[str, Any] | None
 ) -> None:
     (tmp_path / "own.env").write_text("A='1 $X'\nB=1\n")
+    (tmp_path / "own.token").write_text("t1\n")
     file = tmp_path / ".vscode" / "mcp.json"
     file.parent.mkdir()
     text = f'\ufeff// servers of "VS Code"\n{{"SECTION": {{"s": {json.dumps(entry)[:-1]}, /* "x" */ }},}},}}'
@@ -285,6 +291,15 @@ def test_keys_of_other_clients_have_their_meaning(
         (RUN | {"timeout": 60_000}, "timeout: 60000 is more than the 3,600 seconds of an hour"),
         (RUN | {"isActive": "no"}, "has 'isActive', which has to be true or false"),
         (RUN | {"disabled": "yes"}, "has 'disabled', which has to be true or false"),
+        (RUN | {"env": {"T": "$TOKEN"}}, r"has \$TOKEN, which stays as it is: write \$\{TOKEN\}"),
+        (RUN | {"env": {"T": "${TOKEN:+x}"}}, r"has \$\{TOKEN:\+x\}, whose form is unknown"),
+        (AT | {"headers": {"A": "${file:gone}"}}, r"has \$\{file:gone\}, which cannot be read: FileNotFoundError"),
+        (AT | {"headers": {"A": "t0ken\nB: c"}}, "the header 'A' cannot be sent: its name or value has"),
+        (AT | {"headers": {"A:": "t0ken"}}, "the header 'A:' cannot be sent"),
+        (RUN | {"env": {"A": "t0\0ken"}}, "a text has a null character or a lone surrogate$"),
+        (RUN | {"args": ["\ud800"]}, "a text has a null character or a lone surrogate$"),
+        (RUN | {"env": {"A=B": "t0ken"}}, "a variable of 'env' has an empty name, or one with an equals sign$"),
+        ({"url": "ws://h/mcp"}, "has a url that does not begin with http:// or https://"),
     ],
 )  # fmt: skip
 def test_keys_without_a_meaning_here_are_refused_by_name(tmp_path: Path, entry: dict[str, Any], message: str) -> None:

@@ -17,7 +17,7 @@ from lookahead_agent.errors import ConfigurationError
 from tools.calculator import calculator
 from tools.files import make_file_tools, read_text, write_text
 from tools.http_get import HttpLimits, fetch, make_http_tool
-from tools.python_code import make_python_tool
+from tools.python_code import make_python_tool, run_python
 from tools.search_documents import make_search_tool
 from tools.sql import SqlLimits, database_path, make_sql_tool, query, schema
 
@@ -266,6 +266,14 @@ def test_file_tools_read_and_write_text_files(tmp_path: Path) -> None:
     assert "has 3 lines: there is none from first_line=4 on" in read.invoke({"name": "notes/plan.md", "first_line": 4})
     late = read.invoke({"name": "notes/plan.md", "first_line": 3, "first_character": 6})
     assert "has 5 characters from first_line=3 on" in late
+
+
+def test_half_a_character_is_written_nowhere(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"character 2 of the text is half a character"):
+        write_text(tmp_path, "a.txt", "é\ud800")
+    with pytest.raises(ValueError, match=r"character 8 of the code is half a character"):
+        run_python("print('\ud800')", isolation="none")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_files_keep_their_line_ends(tmp_path: Path) -> None:
