@@ -183,9 +183,7 @@ def test_replay_on_a_cpu_has_the_recorded_precision(tmp_path: Path, precision: s
     layers = {"num_hidden_layers": 1, "num_key_value_heads": 2}
     shapes = shape(tmp_path / "a", tie_word_embeddings=True, **layers), shape(tmp_path / "b", **layers)
     for on_cpu in (True, False):
-        ReplayBench(
-            [recording], shapes, tmp_path / "r.jsonl", task={"modes": ["off"]}, engine_args={}, on_cpu=on_cpu
-        )
+        ReplayBench([recording], shapes, tmp_path / "r.jsonl", task={"modes": ["off"]}, engine_args={}, on_cpu=on_cpu)
         config = json.loads((tmp_path / "r-models" / "target" / "config.json").read_text())
         assert ("quantization_config" in config) == (on_cpu and precision == "int8")
         assert config["tie_word_embeddings"] == ("quantization_config" not in config)
