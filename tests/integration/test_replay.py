@@ -77,10 +77,12 @@ def test_replay_writes_recorded_tokens_in_every_mode(
         for recording in recordings:
             rows.append(recording.model_dump(mode="json"))
     shapes = shape(tmp_path / "a", "qwen2", num_hidden_layers=3), shape(tmp_path / "b", "qwen3")
-    command = ["lookahead-agent", "bench", "replay", str(file), "--out", str(out), "--depths", "3"]
+    command = ["lookahead-agent", "bench", "replay", str(file), "--out", str(out)]
     command += ["--target-shape", str(shapes[0]), "--draft-shape", str(shapes[1])]
     for name in ("kv_cache_memory_bytes", "max_model_len"):
         command += ["--engine-arg", f"{name}={TINY_ENGINE[name]}"]
+    with_head = [*command, "--modes", "sd", "--head", "0.9,0.8", "--out", str(tmp_path / "head.jsonl")]
+    command += ["--depths", "3"]
     done = run_in_process(command, capsys)
     differing = [line for line in done.stdout.splitlines() if line.endswith("other tokens than recorded")]
     assert all(", lr" in line for line in differing), "speeds decide which steps a reply with draft steps has"
@@ -96,7 +98,6 @@ def test_replay_writes_recorded_tokens_in_every_mode(
     assert sum(sample.calls[0].accepted for sample in samples if sample.mode.startswith("lr"))
     passes = {mode: sum(sample.calls[0].passes for sample in samples if sample.mode == mode) for mode in ("off", "sd")}
     assert passes["sd"] < passes["off"], "vLLM accepts draft tokens"
-    with_head = [*command, "--modes", "sd,lr+sd", "--head", "0.9,0.8", "--out", str(tmp_path / "head.jsonl")]
     assert run_in_process(with_head, capsys).returncode == 0, "the head's tokens are verified by the target's"
     samples_of_head = [each for each in read_results(RowFile(tmp_path / "head.jsonl").rows) if each.mode == "sd"]
     taken = sum(each.calls[0].passes for each in samples_of_head)
