@@ -52,7 +52,7 @@ def open_cursor(address: str, seconds: float) -> Iterator[Any]:
         with duckdb.connect(url.database or "", read_only=True, config=settings) as connection:
             yield connection.cursor()
         return
-    settings: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if kind == "postgresql":
         url = url.set(drivername="postgresql+psycopg")
     elif kind in ("mysql", "mariadb"):
@@ -61,13 +61,13 @@ def open_cursor(address: str, seconds: float) -> Iterator[Any]:
 
         url = url.set(drivername=f"{kind}+pymysql")
         texts = (FIELD_TYPE.TIME, FIELD_TYPE.DATE, FIELD_TYPE.DATETIME, FIELD_TYPE.TIMESTAMP, FIELD_TYPE.NEWDECIMAL)
-        settings = {
+        options = {
             "init_command": "SET SESSION TRANSACTION READ ONLY",
             "conv": {key: value for key, value in conversions.items() if key not in texts},
         }
     else:
         raise ValueError("only SQLite, PostgreSQL, MySQL, MariaDB and DuckDB are read")
-    with create_engine(url, poolclass=NullPool, connect_args=settings).connect() as connection:
+    with create_engine(url, poolclass=NullPool, connect_args=options).connect() as connection:
         driver: Any = connection.connection.driver_connection
         if kind == "postgresql":
             from psycopg.types.string import TextLoader
