@@ -84,7 +84,7 @@ def _read_tools(value: Any) -> list[FunctionTool]:
 
 def _read_tool_choice(value: Any) -> Any:
     """Check a choice of the API's own form, since the response has it too; it differs from that of chats."""
-    forms = {"function": ToolChoiceFunction, "allowed_tools": ToolChoiceAllowed}
+    forms: dict[str, type[BaseModel]] = {"function": ToolChoiceFunction, "allowed_tools": ToolChoiceAllowed}
     if isinstance(value, dict):
         if (form := forms.get(str(value.get("type")))) is None:
             raise _refuse(
