@@ -138,9 +138,11 @@ def split(text: str) -> Iterator[tuple[str, bool]]:
             yield fold(match[0]), True
             continue
         word = match[0][:_LONGEST]
-        yield fold(word), False
-        if len(parts := _PARTS.split(word)) > 1:
-            yield from ((fold(part), False) for part in parts if part)
+        whole = fold(word)
+        yield whole, False
+        if "_" in word or not (word.islower() or word.istitle()):
+            parts = [fold(part) for part in _PARTS.split(word) if part]
+            yield from ((part, False) for part in parts if part != whole)
 
 
 def _hebrew_forms(word: str) -> Iterator[str]:

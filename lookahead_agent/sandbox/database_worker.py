@@ -48,8 +48,8 @@ def open_cursor(address: str, seconds: float) -> Iterator[Any]:
         import duckdb
 
         # Without other files, the network, extensions and changes of these settings.
-        settings = {"enable_external_access": False, "memory_limit": "256MB", "threads": 1, "lock_configuration": True}
-        with duckdb.connect(url.database or "", read_only=True, config=settings) as connection:
+        config = {"enable_external_access": False, "memory_limit": "256MB", "threads": 1, "lock_configuration": True}
+        with duckdb.connect(url.database or "", read_only=True, config=config) as connection:
             yield connection.cursor()
         return
     options: dict[str, Any] = {}

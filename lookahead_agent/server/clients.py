@@ -76,14 +76,18 @@ class Admission:
 
     No owner of replies, a client or a request, shuts others out. Each gets its first slot before anybody gets a further
     one: beyond `share` slots of an owner, at most half of all are further ones. An owner fills at most half of the
-    queue, and at least `longest` places, with the replies to one request.
+    queue, and at least `longest` places, with the replies to one request. With `reserves`, for clients, of which there
+    are few, one without any reply waits also if others fill the queue.
     """
 
-    def __init__(self, concurrent: int, queue: int, *, share: int = 1, longest: int = 1) -> None:
+    def __init__(
+        self, concurrent: int, queue: int, *, share: int = 1, longest: int = 1, reserves: bool = False
+    ) -> None:
         self._concurrent = concurrent
         self._queue = queue
         self._share = share
         self._own_queue = max(math.ceil(queue / 2), longest)
+        self._reserves = reserves and queue > 0
         self._running: Counter[Hashable] = Counter()
         self._waiters: list[_Waiter] = []
         self._mean_seconds = 1.0
@@ -123,6 +127,8 @@ class Admission:
         own = sum(waiter.owner is owner for waiter in self._waiters)
         is_full = self.running + self.waiting >= self._concurrent + self._queue
         if not is_full and own < self._own_queue:
+            return
+        if self._reserves and not own and not self._running[owner]:
             return
         headers = {"Retry-After": str(math.ceil(self._mean_seconds * (self.waiting + 1) / self._concurrent))}
         message = f"{self.running} replies are being generated and {self.waiting} wait: try again later"

@@ -62,5 +62,6 @@ class ResponseStore:
 
     def delete(self, client: Client, response_id: str) -> None:
         """Remove a client's response; raises RefusedError if it has none."""
-        self._sizes[client] -= self.get(client, response_id).size
+        size = self.get(client, response_id).size
+        self._sizes[client] -= size
         del self._stored[client][response_id]

@@ -118,7 +118,11 @@ class ReplyWriter:
         self.clients = Clients(settings.api_key)
         share = settings.concurrent // self.clients.count if self.clients.count > 1 else 1
         self.admission = Admission(
-            settings.concurrent, settings.queue, share=max(1, share), longest=settings.max_choices
+            settings.concurrent,
+            settings.queue,
+            share=max(1, share),
+            longest=settings.max_choices,
+            reserves=self.clients.count > 1,
         )
         self.replies = 0  # Replies that are complete
         self._models = RunningModels(llm)

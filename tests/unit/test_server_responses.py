@@ -396,6 +396,8 @@ def test_the_store_is_bounded_by_number_and_length() -> None:
     for missing in ("long", "0"):
         with pytest.raises(RefusedError, match="no response"):
             store.delete(clients[0], missing)
+    with pytest.raises(RefusedError, match="no response"):
+        store.delete(Client(has_key=True), "250")  # of a client that has stored nothing
 
 
 async def test_a_stream_that_is_hung_up_ends_and_is_not_stored() -> None:

@@ -358,6 +358,21 @@ async def test_free_slots_go_to_the_client_with_the_fewest() -> None:
     assert (admission.running, admission.waiting) == (0, 0)
 
 
+async def test_a_client_without_a_reply_waits_though_another_one_fills_the_queue() -> None:
+    admission = Admission(2, 2, longest=8, reserves=True)
+    first = await hold(admission, "a", 4)
+    second = await hold(admission, "b", 1)
+    assert (admission.running, admission.waiting) == (2, 3)
+    for owner in ("a", "b"):
+        with pytest.raises(RefusedError):
+            async with admission.slot(owner):
+                pass
+    await end(first[:1])
+    assert (admission.running, admission.waiting) == (2, 2)
+    await end([*first, *second])
+    assert (admission.running, admission.waiting) == (0, 0)
+
+
 async def test_a_cancelled_wait_gives_its_slot_back() -> None:
     admission = Admission(1, 2)
     (running,) = await hold(admission, "a", 1)
