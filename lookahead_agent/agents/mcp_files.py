@@ -292,8 +292,8 @@ def _read(entry: dict[str, Any], name: str, folder: Path) -> McpServer:
     try:
         server = McpServer.model_validate(fields)
     except ValidationError as error:
-        field = str(error.errors()[0]["loc"][0])
-        if keys[field] == field:
+        field = str(next(iter(error.errors()[0]["loc"]), ""))  # a check of several fields names none
+        if keys.get(field, field) == field:
             raise
         raise ValueError(f"has a wrong {keys[field]!r}: {validation_message(error)}") from None
     if (server.command is None) == (server.url is None):

@@ -79,7 +79,7 @@ class TaskOptions:
     skip: options.Skip = None
     concurrency: Annotated[int | None, typer.Option(min=1, help="Problems at once.")] = None
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Limit of a reply.")] = None
-    tools: options.Tools = None
+    tools: options.ToolSources = None
     model: Annotated[str | None, typer.Option(help="Target model.")] = None
     draft: options.Draft = None
 

@@ -37,7 +37,7 @@ Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Number of pro
 Skip = Annotated[int | None, typer.Option("--skip", min=0, help="Problems to leave out at the beginning.")]
 Costs = Annotated[Path | None, typer.Option("--costs", help="Measured costs: read if the file is there, else written.")]
 _TOOLS = f"Tools of templates, in place of a calculator: {', '.join(KINDS)}. Repeatable."
-Tools = Annotated[list[str] | None, typer.Option("--tools", help=_TOOLS)]
+ToolSources = Annotated[list[str] | None, typer.Option("--tools", help=_TOOLS)]
 _OUT = "Rows of results, appended; the same command continues them."
 Out = Annotated[Path, typer.Option("--out", dir_okay=False, help=_OUT)]
 _SECONDS = "Begin nothing new after so long; the same command continues."

@@ -28,7 +28,7 @@ def record(
     task: Annotated[str, typer.Option(help=_TASK)] = "questions",
     node: Annotated[str, typer.Option(help=_NODE)] = "planner",
     dataset: options.Dataset = OWN,
-    tools: options.Tools = None,
+    tools: options.ToolSources = None,
     limit: options.Limit = 24,
     skip: options.Skip = 0,
     policy: options.Policy = options.DEFAULT_POLICY,

@@ -315,9 +315,9 @@ class ConstrainedGenerator(ReplyGenerator):
                 self._emit_answer(read.parsed.content)
         else:
             read.parsed = ParsedReply(decoded.text)
-        # The grammar has one call, of one of the tools, but an engine may not hold to it.
-        if self.request.must_call:
-            read.parsed.reject_other_tools(self.request.tools)
+        # The grammar has one call, of the required tool, but an engine may not hold to it.
+        if self.request.must_call and len(self.request.tools) == 1:
+            read.parsed.reject_other_tools(self.request.tools[0])
         if self.request.parallel_tool_calls is False:
             read.parsed.keep_one_call()
         if not read.parsed.tool_calls and decoded.finish_reason == "stop" and not is_json(decoded.text):

@@ -97,16 +97,16 @@ class ParsedReply:
         del self.tool_calls[1:]
         del self.invalid_tool_calls[0 if self.tool_calls else 1 :]
 
-    def reject_other_tools(self, tools: Tools) -> None:
-        """Make calls of other tools invalid, where the reply has to call one of these."""
-        allowed = [tool["function"]["name"] for tool in tools]
+    def reject_other_tools(self, required: Mapping[str, Any]) -> None:
+        """Make calls of other tools than the required one invalid."""
+        name = required["function"]["name"]
         calls, self.tool_calls = self.tool_calls, []
         for call in calls:
-            if call["name"] in allowed:
+            if call["name"] == name:
                 self.tool_calls.append(call)
             else:
                 source = json.dumps({"name": call["name"], "arguments": call["args"]}, ensure_ascii=False)
-                self.add_invalid(call["name"], source, f"the reply had to call {' or '.join(allowed)}")
+                self.add_invalid(call["name"], source, f"the reply had to call {name}")
 
     @property
     def count(self) -> int:

@@ -115,7 +115,7 @@ class ReplayIds:
         config |= {"draft_vocab_size": min(size, _HEAD_VOCABULARY), "tie_word_embeddings": False}
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / "config.json", json.dumps(config))
-        # One draw for each id, so that a token which is easy to guess is so at every position.
+        # One draw for each id, so that a token which a head predicts easily is so at every position.
         drawn = np.random.default_rng(0).random(size) < np.array(acceptance)[:, np.newaxis]
         np.save(folder / NEXT_TOKENS, np.where(drawn, self._next_tokens("target", size), UNRECORDED))
 
