@@ -51,7 +51,7 @@ bench: models ## Measure the default and fixed configurations on this machine (D
 
 test: prepare coverage ## Run all tests, also those with real models
 	$(TIMED) "other unit tests" $(UNIT_TESTS) $(DECIDES:%=--ignore=%) tests/unit
-	$(TIMED) "tests on tiny models" $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not packaged" tests/integration
+	$(TIMED) "tests on tiny models" $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not packaged" tests/integration
 	$(TIMED) "tests on the packaged models" $(BIN)/python -m pytest -m packaged tests/integration
 	$(SHOWN)
 

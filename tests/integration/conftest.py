@@ -28,8 +28,10 @@ ALONE = frozenset({"test_smollm.py", "test_daemon.py"})
 LONGEST = (
     "remote",
     "precision",
-    "lossless",
     "processes",
+    "replay",
+    "lossless",
+    "gpu_arguments",
     "sampling",
     "crash_report",
     "token_speculation",
