@@ -209,9 +209,9 @@ class OpenAIEngine:
                     retries.reset()
                 if not continuation.can_resume:
                     raise
-                # It failed after a server had taken the request, so that the address is right.
-                has_begun = has_begun or not (failure.is_away or failure.needs_tokens)
-                has_begun = has_begun or (failure.is_of_gateway and self._has_served)
+                # The address is right if a server had taken the request, or if the balancer has had servers before.
+                was_taken = not (failure.is_away or failure.needs_tokens)
+                has_begun = has_begun or was_taken or (failure.is_of_gateway and self._has_served)
                 # A reply does without its draft sooner than it would wait for it.
                 in_reply = self._role == "target" and (sampling.in_reply or continuation.count > 0 or has_begun)
                 if in_reply and failure.is_away and not self._is_awaited:

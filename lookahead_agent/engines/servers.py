@@ -20,7 +20,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, supp
 from dataclasses import dataclass, field
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote
 
 import httpx
 
@@ -28,6 +28,7 @@ from lookahead_agent.engines.affinity import AFFINITY_HEADERS, RANK_HEADER, SESS
 from lookahead_agent.engines.continuation import UnavailableError
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError
 from lookahead_agent.system.background import describe
+from lookahead_agent.system.urls import without_secrets
 
 _RETRYABLE_STATUSES = frozenset({408, 425, 429, 502, 503, 504})
 _GATEWAY_STATUSES = frozenset({502, 503, 504})  # of a balancer without servers
@@ -123,7 +124,7 @@ class Server:
         self.answers = True  # whether the server responded to the latest request
         self._remote = remote
         self._url = remote.url.rstrip("/")
-        self.name = f"the {role} at {_without_secrets(self._url)}"
+        self.name = f"the {role} at {without_secrets(self._url)}"
         self._key = check_key(remote.api_key, f"the {role}'s API key")
         self._spellings = _spellings(self._key) if self._key else []
         self._transport = transport
@@ -342,7 +343,7 @@ class Server:
         if response.is_success:
             return
         if 300 <= status < 400:
-            place = self.without_key(_without_secrets(response.headers.get("Location", "")))
+            place = self.without_key(without_secrets(response.headers.get("Location", "")))
             raise ConfigurationError(
                 f"{self.name} redirects to {place[:300] or 'another address'} ({status}): give that address"
             )
@@ -396,15 +397,6 @@ def _spellings(key: str) -> list[str]:
     in_python = key.replace("\\", "\\\\")
     quoted = {in_python, in_python.replace("'", "\\'"), json.dumps(key)[1:-1], quote(key), quote(key, safe="")}
     return sorted({key, *quoted, html.escape(key), html.escape(key, quote=False)}, key=len, reverse=True)
-
-
-def _without_secrets(url: str) -> str:
-    """An address without a user's name, password or query, which may be secret."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return "an invalid address"
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 def _is_empty(event: Any) -> bool:

@@ -1,7 +1,7 @@
-"""Keeps the passwords of URLs out of messages."""
+"""Keeps what is secret in URLs out of messages."""
 
 import re
-from urllib.parse import unquote, unquote_plus
+from urllib.parse import unquote, unquote_plus, urlsplit, urlunsplit
 
 _PASSWORD = re.compile(r"://[^/@:?#]*:([^@]*(?:@[^/?#@]*)*)@")
 _SECRET_PARAMETER = re.compile(
@@ -23,3 +23,12 @@ def hide_passwords(text: str, url: str) -> str:
         if len(secret) >= _MIN_LENGTH:
             text = text.replace(secret, "***")
     return text
+
+
+def without_secrets(url: str) -> str:
+    """An address without a user's name, password or query, which may be secret."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "an invalid address"
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))

@@ -1,4 +1,4 @@
-"""What the readers of documents must not lose: each is called without a process of its own."""
+"""The readers of documents lose no text: each is called without a process of its own."""
 
 from __future__ import annotations
 
