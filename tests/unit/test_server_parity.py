@@ -78,7 +78,8 @@ def test_lost_calls_of_a_server_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (line,) = (line for line in lines("lookahead-agent") if " --against plain=" in line and "speculative=" in line)
+    # The page's first command; a later one has its own files and models.
+    line = next(line for line in lines("lookahead-agent") if " --against plain=" in line and "speculative=" in line)
     _, *arguments = shlex.split(line)
     models = scripted_chat(reply_as_recorded, policy="off"), scripted_chat(LossyReplies(), policy="off")
     with serving(models[0]) as (plain, _), serving(models[1]) as (lossy, _):
