@@ -17,7 +17,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from lookahead_agent import errors
-from lookahead_agent.engines.servers import events
+from lookahead_agent.engines.servers import LineTooLongError, events
 from lookahead_agent.errors import ConfigurationError, EngineError, LookaheadError
 from lookahead_agent.generation.backend import (
     LIVE_EVENTS,
@@ -216,6 +216,8 @@ class ServerBackend:
             raise _silent(self.status.pid, _QUIET_TIMEOUT) from error
         except httpx.HTTPError as error:
             raise EngineError(_DAEMON_ENDED) from error
+        except LineTooLongError as error:
+            raise EngineError(f"the server of `lookahead-agent up` sent {error}") from error
         if not finished:
             raise EngineError(_DAEMON_ENDED)
 

@@ -616,6 +616,12 @@ def test_malformed_events_raise_engine_error(client: ChatLookahead, data: str) -
         list(background.stream(partial(ServerBackend(STATUS, transport).emit_reply, full_request(client))))
 
 
+def test_event_without_an_end_raises_engine_error(client: ChatLookahead) -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=b"x" * (17 << 20)))
+    with pytest.raises(EngineError, match="sent an event of more than 16 MiB"):
+        list(background.stream(partial(ServerBackend(STATUS, transport).emit_reply, full_request(client))))
+
+
 def test_stream_without_a_reply_raises_engine_error(client: ChatLookahead) -> None:
     transport = httpx.MockTransport(lambda _: httpx.Response(200, content=b"data: [DONE]\n\n"))
     with pytest.raises(EngineError, match="ended while it generated"):
