@@ -14,6 +14,7 @@ from pathlib import Path
 from langchain_core.tools import BaseTool
 
 from lookahead_agent.agents.tool_use import MAX_RESULT_LENGTH, make_tool, truncate
+from lookahead_agent.errors import check_encodable
 from lookahead_agent.sandbox import working_folder
 from lookahead_agent.sandbox.protected_names import refuse_protected
 from lookahead_agent.sandbox.working_folder import read_regular
@@ -105,15 +106,12 @@ def write_text(root: Path, name: str, text: str, allow: Collection[str] = ()) ->
         allow: See `make_file_tools`.
 
     Raises:
+        ConfigurationError: The text has half a character.
         ValueError: The name is protected; the path is outside or behind a link, or names no regular file; the text is
             too long; or the file cannot be written now. The message says which.
     """
-    try:
-        data = text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"character {error.start + 1} of the text is half a character, which no file can have"
-        ) from None
+    check_encodable(text, "the text")
+    data = text.encode()
     if len(data) > _MAX_BYTES:
         raise ValueError(f"the text is longer than {_MAX_BYTES} bytes")
     written = working_folder.replace_file(root, name, data, allow, keep_line_ends=True)

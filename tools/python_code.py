@@ -48,7 +48,7 @@ def run_python(
         allow: Protected names that the code may use, see `make_python_tool`.
 
     Raises:
-        ConfigurationError: A package is not installed.
+        ConfigurationError: A package is not installed, or the code has half a character.
         ValueError: The code failed, took too long or used too much. The message says which, with the output so far.
         IsolationError: No such backend works here, and the message says what to install; or no process could be
             started.

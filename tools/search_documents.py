@@ -312,7 +312,11 @@ def _files(root: Path, left_out: dict[str, str]) -> Iterator[tuple[str, Path]]:
         for name in sorted(folders):
             if Path(parent, name).is_symlink():
                 left_out[_format_name(root, Path(parent, name))] = "it is a link: links are not followed"
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _IGNORED_FOLDERS)
+            elif not name.startswith(".") and protection(name, (), writing=False) is not None:
+                left_out[_format_name(root, Path(parent, name))] = "its name is a secret's"
+        folders[:] = sorted(
+            name for name in folders if protection(name, (), writing=False) is None and name not in _IGNORED_FOLDERS
+        )
         for name in sorted(files):
             if name.startswith("."):
                 continue

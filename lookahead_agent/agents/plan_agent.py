@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from langchain.agents import create_agent
-from langchain.agents.middleware import AgentMiddleware
+from langchain.agents.middleware import AgentMiddleware, HumanInTheLoopMiddleware
 from langchain_core.language_models import BaseChatModel
 from langchain_core.tools import BaseTool
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -63,7 +63,9 @@ def build_plan_agent(
         ValueError: `tools` is empty, a limit is below 1, or `ask_before` names an unknown tool.
     """
     options: dict[str, Any] = {"planner": planner, "finisher": finisher, "max_plans": max_plans, "ordered": ordered}
-    plan = EarlyCallMiddleware(tools, later=ask_before, **options) if early_calls else PlanMiddleware(tools, **options)
+    asking = (entry.interrupt_on for entry in middleware if isinstance(entry, HumanInTheLoopMiddleware))
+    later = {*ask_before, *(name for names in asking for name in names)}
+    plan = EarlyCallMiddleware(tools, later=later, **options) if early_calls else PlanMiddleware(tools, **options)
     plan.warm(llm)
     standard = standard_middleware(llm, tools, model_calls=model_calls, ask_before=ask_before, middleware=middleware)
     return create_agent(llm, list(tools), middleware=[*standard, plan], checkpointer=checkpointer)

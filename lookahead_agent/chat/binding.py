@@ -18,7 +18,7 @@ from lookahead_agent.chat.messages import template_messages, without_empty_repli
 from lookahead_agent.chat.structured_output import Form, FormParser, Method, callback_schema, with_parser
 from lookahead_agent.engines.tokenizer import Tokenizer
 from lookahead_agent.errors import ConfigurationError, check_encodable
-from lookahead_agent.generation.call_options import choose_tools, openai_tools
+from lookahead_agent.generation.call_options import choose_tools, openai_tools, split_choice
 from lookahead_agent.generation.local_backend import LocalBackend
 from lookahead_agent.policy import VerifierPolicy
 
@@ -70,7 +70,8 @@ class BindingModel(BaseChatModel):
         Raises:
             ConfigurationError: A tool is not a function, or `tool_choice` is malformed or names an unknown tool.
         """
-        allowed, choice = choose_tools(openai_tools(tools), tool_choice)
+        choice, parallel_tool_calls = split_choice(tool_choice, parallel_tool_calls)
+        allowed, choice = choose_tools(openai_tools(tools), choice)
         if parallel_tool_calls is not None:
             kwargs["parallel_tool_calls"] = parallel_tool_calls
         return self.bind(tools=allowed, tool_choice=choice, **kwargs)

@@ -47,6 +47,7 @@ _CHOICES = (
     '"auto", "none", "any", "required", True, a tool\'s name, {"type": "function", "function": {"name": …}}, '
     '{"type": "tool", "name": …} or {"type": "allowed_tools", "allowed_tools": {"mode": …, "tools": […]}}'
 )
+_DISABLE = "disable_parallel_tool_use"  # part of a choice in Anthropic's format
 _CHOICE_KEYS = frozenset({"type", "name", "function", "allowed_tools", "mode", "tools"})
 
 
@@ -154,6 +155,7 @@ class CallOptions(SamplingArguments):
     @model_validator(mode="after")
     def _build_constraint(self) -> Self:
         if "tool_choice" in self.model_fields_set:
+            self.tool_choice, self.parallel_tool_calls = split_choice(self.tool_choice, self.parallel_tool_calls)
             self.tools, self.tool_choice = choose_tools(self.tools, self.tool_choice)
         form = _constraint(self.response_format) if self.response_format is not None else None
         if self.tool_choice is not None and form is not None:
@@ -252,6 +254,20 @@ def choose_tools(tools: list[dict[str, Any]], choice: Any) -> tuple[list[dict[st
                 raise ConfigurationError(f"tool_choice {name!r} is not one of the tools ({', '.join(known)})")
         tools = [tool for tool, name in zip(tools, known, strict=True) if name in names]
     return [] if mode == "none" else tools, "required" if mode == "required" else None
+
+
+def split_choice(choice: Any, parallel_tool_calls: bool | None) -> tuple[Any, bool | None]:
+    """Return a `tool_choice` without Anthropic's `disable_parallel_tool_use`, and `parallel_tool_calls` by it.
+
+    Raises:
+        ConfigurationError: It is not a boolean, or contradicts `parallel_tool_calls`.
+    """
+    if not isinstance(choice, Mapping) or _DISABLE not in choice:
+        return choice, parallel_tool_calls
+    disable = choice[_DISABLE]
+    if not isinstance(disable, bool) or parallel_tool_calls is disable:
+        raise ConfigurationError(f"tool_choice.{_DISABLE} is true or false, and parallel_tool_calls its contrary")
+    return {key: value for key, value in choice.items() if key != _DISABLE}, not disable
 
 
 def _parse_choice(choice: Any) -> tuple[Literal["auto", "none", "required"], list[str] | None]:

@@ -17,7 +17,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from lookahead_agent import errors
-from lookahead_agent.engines.servers import events
+from lookahead_agent.engines.servers import LineTooLongError, events
 from lookahead_agent.errors import ConfigurationError, EngineError, LookaheadError
 from lookahead_agent.generation.backend import (
     LIVE_EVENTS,
@@ -114,7 +114,11 @@ def _find_listener() -> int | None:
 
 
 async def server_status(seconds: float = _TIMEOUT) -> ServerStatus | None:
-    """Return the status of this user's daemon, or None if there is none; raises EngineError after this timeout."""
+    """Return the status of this user's daemon, or None if there is none.
+
+    Raises:
+        UnusableServerError: It has not answered within this time, or is of another version.
+    """
     if not is_private(socket_path()):
         return None
     pid = 0
@@ -133,7 +137,7 @@ async def server_status(seconds: float = _TIMEOUT) -> ServerStatus | None:
     except PermissionError:
         return None
     except (httpx.HTTPError, ValidationError) as error:
-        raise EngineError(
+        raise UnusableServerError(
             f"process {pid or 'unknown'} at {socket_path()} is not a server of this version: "
             f"`kill {pid or 'PID'}` ends it"
         ) from error
@@ -150,12 +154,12 @@ async def _get_status(client: httpx.AsyncClient) -> tuple[int, bytes]:
         return pid, b"" if response.is_error else await response.aread()
 
 
-class SilentServerError(EngineError):
-    """The daemon runs and does not answer."""
+class UnusableServerError(EngineError):
+    """A server runs at the socket that does not answer, or is of another version."""
 
 
-def _silent(pid: int | None, seconds: float) -> SilentServerError:
-    return SilentServerError(
+def _silent(pid: int | None, seconds: float) -> UnusableServerError:
+    return UnusableServerError(
         f"the server of `lookahead-agent up` (process {pid or 'unknown'}) has not answered for {seconds:g} s: "
         f"`kill -9 {pid or 'PID'}` ends it and its engines"
     )
@@ -164,11 +168,12 @@ def _silent(pid: int | None, seconds: float) -> SilentServerError:
 async def find_server(digest: str, seconds: float = _CALL_TIMEOUT) -> ServerBackend | None:
     """Return a backend on this user's daemon if its engines have this digest, else None.
 
-    A daemon that does not answer in this time is none: engines of this process serve the call.
+    A daemon that does not answer in this time, or is of another version, is none: engines of this process serve the
+    call.
     """
     try:
         status = await server_status(seconds)
-    except SilentServerError as error:
+    except UnusableServerError as error:
         logger.warning("engines of this process generate the reply: %s", error)
         return None
     if status is None:
@@ -211,6 +216,8 @@ class ServerBackend:
             raise _silent(self.status.pid, _QUIET_TIMEOUT) from error
         except httpx.HTTPError as error:
             raise EngineError(_DAEMON_ENDED) from error
+        except LineTooLongError as error:
+            raise EngineError(f"the server of `lookahead-agent up` sent {error}") from error
         if not finished:
             raise EngineError(_DAEMON_ENDED)
 

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, get_args
 
-from lookahead_agent.errors import ConfigurationError, IsolationError
+from lookahead_agent.errors import ConfigurationError, IsolationError, check_encodable
 from lookahead_agent.sandbox.cgroup import memory_cgroup
 from lookahead_agent.sandbox.child import ChildResult, program_text, run_child
 from lookahead_agent.sandbox.seccomp import system_call_filter
@@ -91,13 +91,11 @@ def run_isolated(
 
     Raises:
         ValueError: The code failed, took too long or used too much. The message says which, with the output so far.
-        ConfigurationError: There is no backend of that name, or a package is not installed.
+        ConfigurationError: There is no backend of that name, a package is not installed, or the code has half a
+            character.
         IsolationError: No such backend works here, or no process could be started.
     """
-    try:
-        code.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"character {error.start + 1} of the code is half a character") from None
+    check_encodable(code, "the code")
     limits = limits or PythonLimits()
     isolation = choose(isolation)
     copied = None if folder is None else copy_files(folder, limits.files, allow)

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Hashable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from lookahead_agent.chat.messages import from_openai
 from lookahead_agent.chat.model import ChatLookahead
 from lookahead_agent.decoding import StepEvent
+from lookahead_agent.errors import PolicyError
 from lookahead_agent.generation.backend import ChatReply, GenerateEvent, GenerateRequest, TextDelta
 from lookahead_agent.generation.call_options import CallOptions, SamplingArguments
 from lookahead_agent.policy import POLICIES, PolicyLike, as_policy
@@ -202,8 +203,11 @@ class ReplyWriter:
     def _policy(self, name: str | None) -> PolicyLike | None:
         if name is None:
             return None
-        if name in self._policies or (":" not in name and "=" not in name):
-            return self._policies.get(name, name)
+        if name in self._policies:
+            return self._policies[name]
+        if ":" not in name and "=" not in name:
+            with suppress(PolicyError):  # its words offer what only the server's owner may write
+                return as_policy(name)
         message = f"the server takes a policy's name, such as {', '.join(self._policies)}, and none of a client's own"
         raise RefusedError(400, message, param="policy")
 

@@ -19,6 +19,7 @@ from lookahead_agent.engines import ScriptedEngine, ScriptedTokenizer
 from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.engines.json_schema import target
 from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.generation.call_options import CallOptions, openai_tools
 from lookahead_agent.runtime.engine_set import EngineSet
 from lookahead_agent.server import ServerSettings
 from lookahead_agent.server.app import create_app
@@ -203,17 +204,28 @@ def test_a_part_of_a_response_format_without_effect_is_refused_by_name(
     assert (response.status_code, name in response.json()["error"]["message"]) == (400, True)
 
 
-@pytest.mark.parametrize(
-    "choice",
-    [
-        {"type": "auto", "disable_parallel_tool_use": True},
-        {"type": "any", "disable_parallel_tool_use": True},
-        {"type": "tool", "name": "thermometer", "disable_parallel_tool_use": True},
-    ],
-)
-def test_a_part_of_a_tool_choice_without_effect_is_refused_by_name(choice: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match="tool_choice has 'disable_parallel_tool_use'"):
-        scripted_chat(BARE).bind_tools([thermometer], tool_choice=choice)
+def test_a_part_of_a_tool_choice_without_effect_is_refused_by_name() -> None:
+    with pytest.raises(ConfigurationError, match="tool_choice has 'cache_control'"):
+        scripted_chat(BARE).bind_tools([thermometer], tool_choice={"type": "any", "cache_control": {}})
+
+
+@pytest.mark.parametrize("choice", [{"type": "auto"}, {"type": "any"}, {"type": "tool", "name": "thermometer"}])
+def test_anthropics_choice_without_parallel_calls_gives_one_call(choice: dict[str, Any]) -> None:
+    llm = scripted_chat(TAGGED + TAGGED)
+    one = choice | {"disable_parallel_tool_use": True}
+    tools: list[Any] = [thermometer]
+    assert len(llm.bind_tools(tools, tool_choice=one).invoke("?").tool_calls) == 1
+    assert len(llm.invoke("?", tools=tools, tool_choice=one).tool_calls) == 1
+    body = {"messages": [{"role": "user", "content": "?"}], "tools": openai_tools(tools), "tool_choice": one}
+    message = client_of(llm).post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    assert len(message["tool_calls"]) == 1
+    several = choice | {"disable_parallel_tool_use": False}
+    assert CallOptions(tools=tools, tool_choice=several).parallel_tool_calls is True
+    contradiction = {"parallel_tool_calls": True, "tool_choice": one}
+    wrongs: list[dict[str, Any]] = [contradiction, {"tool_choice": choice | {"disable_parallel_tool_use": 1}}]
+    for wrong in wrongs:
+        with pytest.raises(ConfigurationError, match="disable_parallel_tool_use is true or false"):
+            llm.bind_tools(tools, **wrong)
 
 
 @pytest.mark.parametrize("response_format", [ProviderStrategy(Weather), Weather])

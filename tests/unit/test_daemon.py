@@ -468,21 +468,28 @@ def test_a_stopped_daemon_ends_down_with_an_error_at_once() -> None:
     wait_for_end(daemon)
 
 
-def test_incompatible_server_on_the_socket_raises_engine_error(client: ChatLookahead) -> None:
+def test_server_of_another_version_is_an_error_for_commands_and_none_for_calls(
+    client: ChatLookahead, caplog: pytest.LogCaptureFixture
+) -> None:
     with bind_socket() as listener:
         listener.listen()
 
         def respond() -> None:
-            listener.accept()[0].close()
-            connection, _ = listener.accept()
-            with connection:
-                connection.recv(65536)
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+            for _ in range(2):
+                listener.accept()[0].close()
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
 
         thread = threading.Thread(target=respond)
         thread.start()
-        with pytest.raises(EngineError, match=rf"not a server of this version: `kill {os.getpid()}`"):
-            client.invoke("?")
+        problem = f"not a server of this version: `kill {os.getpid()}`"
+        with pytest.raises(EngineError, match=problem):
+            background.run(server_status())
+        assert background.run(find_server(digest(client))) is None
+        assert f"engines of this process generate the reply: process {os.getpid()}" in caplog.text
+        assert problem in caplog.text
         thread.join()
 
 
@@ -606,6 +613,12 @@ STATUS = ServerStatus(
 def test_malformed_events_raise_engine_error(client: ChatLookahead, data: str) -> None:
     transport = httpx.MockTransport(lambda _: httpx.Response(200, content=f"data: {data}\n\n".encode()))
     with pytest.raises(EngineError, match="no event of this version"):
+        list(background.stream(partial(ServerBackend(STATUS, transport).emit_reply, full_request(client))))
+
+
+def test_event_without_an_end_raises_engine_error(client: ChatLookahead) -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=b"x" * (17 << 20)))
+    with pytest.raises(EngineError, match="sent an event of more than 16 MiB"):
         list(background.stream(partial(ServerBackend(STATUS, transport).emit_reply, full_request(client))))
 
 

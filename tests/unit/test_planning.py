@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from langchain.agents.middleware import ModelCallLimitMiddleware, ModelRequest
+from langchain.agents.middleware import HumanInTheLoopMiddleware, ModelCallLimitMiddleware, ModelRequest
 from langchain.tools import ToolRuntime
 from langchain_core.messages import AIMessage, AIMessageChunk, AnyMessage, HumanMessage, ToolCall, ToolMessage
 from langchain_core.tools import BaseTool, StructuredTool
@@ -548,6 +548,21 @@ def test_calls_can_be_approved_edited_and_rejected(build: Build, tools: Tools) -
     state = graph.invoke(Command(resume={"decisions": [{"type": "reject", "message": "no c"}]}), config)
     assert state["messages"][-1].text == "Done."
     assert tools.called == ["write a", "write B", "tea"], "a rejected call is rewritten"
+
+
+@every_template
+@pytest.mark.parametrize("mode", ["batched", "per_call"])
+def test_callers_own_approval_precedes_each_call_also_of_a_tool_that_reads(build: Build, mode: Any) -> None:
+    tools = Tools()
+    asking = HumanInTheLoopMiddleware({"look_up": True}, interrupt_mode=mode)
+    script = {PLAN: 'Plan:\n1. look_up("tea")\n2. write("$1")', ANSWER: "Done."}
+    graph = build(chat(script), tools.all, InMemorySaver(), middleware=[asking])
+    config = {"configurable": {"thread_id": "1"}}
+    (interrupted,) = graph.invoke({"messages": [HumanMessage("?")]}, config)["__interrupt__"]
+    assert tools.called == []
+    edit = {"type": "edit", "edited_action": {"name": "look_up", "args": {"word": "coffee"}}}
+    graph.invoke(Command(resume={interrupted.id: edit if mode == "per_call" else {"decisions": [edit]}}), config)
+    assert tools.called == ["coffee", "write coffee!"]
 
 
 @every_template

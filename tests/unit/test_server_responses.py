@@ -486,7 +486,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"input": "hi", "reasoning": {"effort": "huge"}}, "reasoning.effort", "low"),
     ({"input": "hi", "reasoning": {"tokens": 5}}, "reasoning", "tokens"),
     ({"input": "hi", "stream_options": {"include_obfuscation": True}, "stream": True}, "stream_options", ""),
-    ({"input": "hi", "policy": "lenient"}, "", "no policy is called"),
+    ({"input": "hi", "policy": "lenient"}, "policy", "and none of a client's own"),
     (items(5), "input.1", "object"),
     (items({}), "input.1", "no type"),
     (items({"type": "item_reference", "id": "msg_1"}), "input.1", "item_reference"),

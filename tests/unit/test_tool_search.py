@@ -229,12 +229,15 @@ def test_documents_that_are_left_out_are_named_with_the_reason(folder: Path) -> 
     write_pdf(folder / "scan.pdf", "")
     (folder / "bad.docx").write_bytes(b"PK\3\4 tea")
     (folder / "id_rsa").write_text("tea")
+    (folder / "secrets").mkdir()
+    (folder / "secrets" / "zebra.txt").write_text("zebra")
     (folder / "empty.md").write_text("")
     tool = make_search_tool(folder)
     answer = tool.invoke({"question": "zebra"})
     for reason in (
         "scan.pdf: it has no text", "bad.docx: it is left out from where it cannot be read: BadZipFile",
-        "id_rsa: its name is a secret's", "picture.png: it is not text and no kind that is read: .docm",
+        "id_rsa: its name is a secret's", "secrets: its name is a secret's",
+        "picture.png: it is not text and no kind that is read: .docm",
         "empty.md: it is empty", "link.txt: it is a link", "broken.pdf: it is left out",
     ):  # fmt: skip
         assert reason in answer

@@ -219,6 +219,11 @@ EXECUTED = [
     "noxfile.py", "package.json", "node_modules/x/index.js", "vite.config.ts", "Cargo.toml", "Dockerfile",
     "docker-compose.yml", "CLAUDE.md", "AGENTS.md", "x.code-workspace", "mcp.json", "bare/HEAD", "venv/bin/activate",
     "lib/site-packages/x.py", "x.desktop", "MAKEFILE", "Makefile. ", "makefile:stream", "a/\uff2dakefile",
+    "repo.git/hooks/post-update", "repo.git/config", "githooks/pre-commit", "lefthook.yml", "docs/conf.py", "mypy.ini",
+    "pylintrc", "mkdocs.yml", "hatch.toml", "gunicorn.conf.py", "jupyter_server_config.py", "sitecustomize/__init__.py",
+    "sitecustomize.so", "package-lock.json", "deno.json", "turbo.json", "webpack.config.babel.js", "composer.json",
+    "gradle/wrapper/gradle-wrapper.properties", "app/build.gradle.kts", "rust-toolchain.toml", "CMakePresets.json",
+    "langgraph.json", "SKILL.md", "azure-pipelines.yml",
 ]  # fmt: skip
 HIDDEN = [
     ".git/config", ".git/hooks/post-checkout", ".GIT/config", "data/.git/config", "./.git/config", "data//.git/HEAD",
@@ -226,9 +231,12 @@ HIDDEN = [
     ".gitattributes", ".git. /config", " .git/config", ".git:x/config", "data\\.git\\config", "..\\.git",
     ".g\u200cit/config", "\u200d.git/config", "\uff0egit/config", "GIT~1/config", "prod.env", "id_rsa",
     "keys/id_ed25519", "server.pem",
-    "tls/server.KEY", "credentials.json", "secrets.yaml", "store.p12",
+    "tls/server.KEY", "credentials.json", "secrets.yaml", "store.p12", "service-account.json", "serviceAccountKey.json",
+    "client-secret.json", "secrets/db.txt", "Secrets.txt", "secrets.prod.yaml", "api-keys.json", "passwords.txt",
+    "token.json", "terraform.tfstate", "kubeconfig", "x.kubeconfig", "AuthKey.p8", "x.gpg", "netrc", ".htpasswd",
 ]  # fmt: skip
 ORDINARY = ["a.txt", "src/main.py", "notes/makefile.txt", "environment.md", "keys.txt", "a.b.c", "build/out.txt", "~x"]
+ORDINARY += ["src/token.py", "src/secrets.py", "hooks/useThing.ts", "workspace/a.md", "tokens.txt", "requirements.txt"]
 
 
 @pytest.mark.parametrize("name", [*EXECUTED, *HIDDEN])
