@@ -42,8 +42,8 @@ _DAEMON_ENDED = "the server of `lookahead-agent up` ended while it generated the
 _TIMEOUT = 20.0  # seconds; the status takes milliseconds, or a few seconds while the system swaps
 _CALL_TIMEOUT = 5.0  # seconds that a call waits for the status before engines of its process serve it
 _CONNECT_TIMEOUT = 1.0  # seconds
-PING_SECONDS = 10.0  # between signs of life of a reply that has no event
-_QUIET_TIMEOUT = 6 * PING_SECONDS  # seconds without any, after which the daemon has failed
+PING_SECONDS = 10.0  # seconds between pings while a reply has no event
+_QUIET_TIMEOUT = 6 * PING_SECONDS  # seconds without event or ping after which the daemon has failed
 
 
 def runtime_dir() -> Path:
@@ -114,7 +114,7 @@ def _find_listener() -> int | None:
 
 
 async def server_status(seconds: float = _TIMEOUT) -> ServerStatus | None:
-    """Return the status of this user's daemon, or None if there is none; raises EngineError after this timeout."""
+    """Return the status of this user's daemon, or None without a daemon; raises EngineError after this timeout."""
     if not is_private(socket_path()):
         return None
     pid = 0
@@ -164,7 +164,7 @@ def _silent(pid: int | None, seconds: float) -> SilentServerError:
 async def find_server(digest: str, seconds: float = _CALL_TIMEOUT) -> ServerBackend | None:
     """Return a backend on this user's daemon if its engines have this digest, else None.
 
-    A daemon that does not answer in this time is none: engines of this process serve the call.
+    A daemon that does not answer in this time counts as absent: engines of this process serve the call.
     """
     try:
         status = await server_status(seconds)
