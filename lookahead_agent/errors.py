@@ -84,7 +84,7 @@ def validation_message(error: ValidationError) -> str:
     return "; ".join(
         ".".join(str(part) for part in problem["loc"])
         + (": " if problem["loc"] else "")
-        + problem["msg"].removeprefix("Value error, ")  # how pydantic begins the words of a check of the library's own
+        + problem["msg"].removeprefix("Value error, ")  # pydantic's prefix of a message of the library's own
         for problem in error.errors()
     )
 

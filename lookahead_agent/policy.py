@@ -36,7 +36,7 @@ _OWN = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
 @lru_cache(maxsize=256)
 def _import_verifier(text: str) -> Any:
-    """Import the verifier that `module:Class` names, once; raises ValueError if it is none."""
+    """Import the verifier that `module:Class` names, once; raises ValueError for another object."""
     module, _, name = text.partition(":")
     try:
         found = import_object(module, name)
@@ -50,7 +50,7 @@ def _import_verifier(text: str) -> Any:
 
 
 def _check_verifier(value: Any, name: str) -> Any:
-    """Return a verifier of the user's own; raises ValueError if it is none."""
+    """Return a verifier of the user's own; raises ValueError for another object."""
     methods = [getattr(value, method, None) for method in ("verify", "verify_draft")]
     if isinstance(value, type):
         raise ValueError(f"{name} is a class: give an instance of it, as in verifier={value.__name__}()")

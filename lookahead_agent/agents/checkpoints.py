@@ -117,7 +117,7 @@ class _SyncAndAsync(BaseCheckpointSaver[str]):
             ) from error
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        _ = config["configurable"]["thread_id"]  # without one, the caller's own mistake is the error
+        _ = config["configurable"]["thread_id"]  # KeyError without a thread: the caller's mistake
         with self._explain(reading=True):
             found = super().get_tuple(config)
             return found if found is None else _check(found)

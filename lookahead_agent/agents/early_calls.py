@@ -16,10 +16,9 @@ from langgraph.errors import GraphBubbleUp
 
 from lookahead_agent.agents.planning import PlanMiddleware
 from lookahead_agent.agents.plans import parse_plan, plan_call, results_of
-from lookahead_agent.agents.prompts import lookahead_settings
 from lookahead_agent.agents.tool_results import ToolResultMiddleware
 from lookahead_agent.agents.tool_use import contain_tool, error_text, is_read_only
-from lookahead_agent.agents.turns import AsyncHandler, Handler, ModelCall
+from lookahead_agent.agents.turns import AsyncHandler, Handler, ModelCall, lookahead_settings
 
 MAX_CALLS = 8  # Maximum number of concurrent early calls
 
@@ -52,7 +51,7 @@ class EarlyCallMiddleware(PlanMiddleware):
             futures.add(threads.submit(copy_context().run, run, request))
 
         def run(request: ToolCallRequest) -> None:
-            with suppress(GraphBubbleUp):  # it asks a person: the tool node repeats the call
+            with suppress(GraphBubbleUp):  # the tool asks a person: the tool node repeats the call
                 early.record(early.tool_results.wrap_tool_call(request, _invoke))
 
         early = _PlanCalls(self, model_call, start)
@@ -182,9 +181,8 @@ class _PlanCalls:
         """Return the calls that can start now, each once; the last line of an incomplete reply may go on."""
         with self._lock:
             text, complete = str(self._reply.text), self._is_complete
-            lines = parse_plan(
-                text if complete else text[: text.rfind("\n") + 1], self._middleware.by_name, len(self._known)
-            )
+            written = text if complete else text[: text.rfind("\n") + 1]
+            lines = parse_plan(written, self._middleware.plan_tools, len(self._known))
             results = {number: message.text for number, message in self._results.items() if message.status != "error"}
             if lines and lines[0].number > 1:
                 results |= {number: message.text for number, (_, message) in enumerate(self._known, 1)}
@@ -209,7 +207,7 @@ class _PlanCalls:
 
 def _is_injected(tool: BaseTool) -> bool:
     """Whether the tool takes arguments that only the agent's tool node injects, such as its runtime."""
-    if isinstance(tool.args_schema, dict):  # as of MCP's tools: only the function says what it takes
+    if isinstance(tool.args_schema, dict):  # MCP's tools: only the function says what it takes
         function = getattr(tool, "func", None) or getattr(tool, "coroutine", None) or tool._run
         variadic = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
         taken = {name for name, entry in signature(function).parameters.items() if entry.kind not in variadic}

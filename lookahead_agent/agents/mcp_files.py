@@ -97,7 +97,7 @@ class McpServer(BaseModel):
     headers: Annotated[dict[str, str], BeforeValidator(_as_texts)] = Field(default_factory=dict)  # Headers of requests
     timeout: Annotated[float | None, Field(gt=0), AfterValidator(_check_seconds)] = None  # Seconds of a call
 
-    model_config = ConfigDict(hide_input_in_errors=True)  # it may be a key
+    model_config = ConfigDict(hide_input_in_errors=True)  # the input may be a key
 
     @model_validator(mode="after")
     def _check_texts(self) -> Self:
@@ -159,7 +159,7 @@ def _read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _entries(content: Any) -> dict[str, Any]:
     """Return the entries of all servers; raises ValueError if there is no object of servers."""
-    settings = content.get("mcp") if isinstance(content, dict) else None  # as in the settings of VS Code
+    settings = content.get("mcp") if isinstance(content, dict) else None  # the settings of VS Code have "mcp"
     sections = [(content, "mcpServers"), (content, "servers"), (settings, "servers")]
     found = [section[key] for section, key in sections if isinstance(section, dict) and section.get(key) is not None]
     if not found:
@@ -212,7 +212,7 @@ class _Variables:
         }
 
     def _replace(self, value: Any, *, keeps: bool = False) -> Any:
-        """Replace the variables in all texts of a value; raises ValueError if there is none of a name.
+        """Replace the variables in all texts of a value; raises ValueError for an unset one.
 
         Variables of an unknown form are an error, too, unless it `keeps` them.
         """

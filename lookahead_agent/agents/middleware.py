@@ -18,12 +18,19 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AnyMessage, InvalidToolCall, ToolMessage
 from langchain_core.tools import BaseTool
 
-from lookahead_agent.agents.prompts import lookahead_settings
 from lookahead_agent.agents.run_record import ContainedToolMiddleware, RunRecordMiddleware, contain_middleware
 from lookahead_agent.agents.tool_results import FitContextMiddleware, ToolResultMiddleware
 from lookahead_agent.agents.tool_schemas import check_tools
 from lookahead_agent.agents.tool_use import error_text, is_read_only
-from lookahead_agent.agents.turns import FINISHER, MODEL_CALLS, FinalAnswerMiddleware, ModelCall, Turn, TurnMiddleware
+from lookahead_agent.agents.turns import (
+    FINISHER,
+    MODEL_CALLS,
+    FinalAnswerMiddleware,
+    ModelCall,
+    Turn,
+    TurnMiddleware,
+    lookahead_settings,
+)
 from lookahead_agent.policy import PolicyLike, as_policy
 
 

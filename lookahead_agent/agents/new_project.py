@@ -13,9 +13,9 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from lookahead_agent.agents.prompts import format_call
 from lookahead_agent.agents.templates import template_path
 from lookahead_agent.agents.tool_sources import specialists
+from lookahead_agent.agents.written_calls import format_call
 
 _FILES = resources.files(__package__).joinpath("project")
 _WRITTEN = ("main.py", "test_agent.py", "tools.py", "pyproject.toml", "README.md")
@@ -103,7 +103,7 @@ def project_files(name: str, template: str, tools: Sequence[str] = ("calculator"
     """Return the texts of a new project's files, by path; `tools` are keys of `project_tools`."""
     known = project_tools()
     chosen = list({known[word].name: known[word] for word in tools}.values())
-    tools_name = "SPECIALISTS" if template == "supervisor" else "TOOLS"  # their name in `tools.py`
+    tools_name = "SPECIALISTS" if template == "supervisor" else "TOOLS"  # name of the tools in `tools.py`
     imports = {"from pathlib import Path", *(line for tool in chosen for line in tool.imports)}
     loaded = f"load_tools({_format_list([tool.source for tool in chosen], '')})"
     values = {

@@ -26,6 +26,7 @@ from lookahead_agent.agents.plans import (
     Conversation,
     PlanLine,
     PlanRun,
+    PlanTools,
     exact_results,
     format_plans,
     plan_call,
@@ -33,19 +34,12 @@ from lookahead_agent.agents.plans import (
     results_of,
     shorten,
 )
-from lookahead_agent.agents.prompts import (
-    OF_RUN,
-    REPEATED,
-    describe_tools,
-    format_call,
-    lookahead_settings,
-    own_words,
-    warm,
-)
-from lookahead_agent.agents.run_record import ToolResult, messages_of_run, with_question
+from lookahead_agent.agents.prompts import describe_tools
+from lookahead_agent.agents.run_record import OF_RUN, REPEATED, ToolResult, messages_of_run, own_words, with_question
 from lookahead_agent.agents.tool_results import FitContextMiddleware
 from lookahead_agent.agents.tool_use import is_read_only, truncate
-from lookahead_agent.agents.turns import RETRIES, ModelCall, Turn, TurnMiddleware
+from lookahead_agent.agents.turns import RETRIES, ModelCall, Turn, TurnMiddleware, lookahead_settings, warm
+from lookahead_agent.agents.written_calls import format_call
 
 NAMED_LENGTH = 4 * SHOWN_LENGTH  # Longest error, and longest result that a line references, in an executor's prompt
 REPLAN_LENGTH = 2 * SHOWN_LENGTH  # Longest result where the planner plans again
@@ -129,6 +123,7 @@ class PlanMiddleware(TurnMiddleware):
         if max_plans < 1:
             raise ValueError("max_plans is at least 1")
         self.by_name = {tool.name: tool for tool in tools}
+        self.plan_tools = PlanTools(self.by_name)
         self._form = plan_form(tools)
         self._planner = planner.format(tools=describe_tools(tools), form=self._form)
         self._finisher = finisher
@@ -139,7 +134,7 @@ class PlanMiddleware(TurnMiddleware):
         request, exact = with_run(request), exact_results(messages_of_run(request.state))
         messages: list[Any] = []
         while True:
-            conversation = Conversation.read([*request.messages, *messages], self.by_name, exact)
+            conversation = Conversation.read([*request.messages, *messages], self.plan_tools, exact)
             run = conversation.plans[-1] if conversation.plans else None
             ready, line = (self._ready(run), self._next_incomplete(run)) if run is not None else ([], None)
             replan = len(conversation.plans) < self._max_plans and run is not None and run.has_failed

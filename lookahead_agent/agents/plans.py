@@ -10,18 +10,12 @@ from typing import Any, NamedTuple, Self
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, ToolCall, ToolMessage
 from langchain_core.tools import BaseTool
 
-from lookahead_agent.agents.prompts import (
-    REPEATED,
-    conversation_before,
-    format_call,
-    is_question,
-    own_words,
-    since_last_question,
-)
+from lookahead_agent.agents.run_record import REPEATED, conversation_before, is_question, own_words, since_last_question
 from lookahead_agent.agents.turns import RETRIES
 from lookahead_agent.agents.written_calls import (
     Gap,
     Parameters,
+    format_call,
     map_references,
     map_texts,
     references,
@@ -194,28 +188,27 @@ def _code_argument(parameters: Parameters) -> str | None:
     return names[0] if len(names) == 1 else None
 
 
-def parse_plan(text: str, tools: Mapping[str, BaseTool], known: int = 0) -> list[PlanLine]:
+def parse_plan(text: str, tools: "PlanTools", known: int = 0) -> list[PlanLine]:
     """Parse the numbered calls after a reply's first marker.
 
     Args:
         text: The reply.
-        tools: By name.
+        tools: The tools that the calls may name.
         known: Number of results of earlier plans. If the calls are numbered after them, the calls may refer to them.
     """
     _, _, plan = text.partition(MARKER)
-    known_tools = _PlanTools(tools)
-    starts = _find_starts(plan, known_tools, known)
+    starts = _find_starts(plan, tools, known)
     before = known if starts and starts[0].number == known + 1 else 0  # number before the first line
     ends = [*(start.place for start in starts[1:]), len(plan)]
     lines: list[PlanLine] = []
     texts, calls = set[str](), set[str]()
-    in_order = len(starts)  # how many lines there are before the first one with another number than its own
+    in_order = len(starts)  # number of lines before the first one with another number than its own
     for start, end in zip(starts, ends, strict=False):
         number, text = before + len(lines) + 1, plan[start.end : end].strip()
         may_repeat = start.number != number and (len(lines) < in_order or "$" not in text)
         if may_repeat and text in texts:
             continue
-        line = _read_line(number, text, known_tools, start.in_fence)
+        line = _read_line(number, text, tools, start.in_fence)
         if may_repeat and line.call in calls:
             continue  # a model that begins its plan again repeats it
         in_order = in_order if start.number == number else min(in_order, len(lines))
@@ -231,8 +224,11 @@ def parse_plan(text: str, tools: Mapping[str, BaseTool], known: int = 0) -> list
     ]
 
 
-class _PlanTools:
-    """The tools of a plan.
+class PlanTools:
+    """The tools of an agent's plans.
+
+    Args:
+        tools: By name.
 
     Attributes:
         begins_call: The pattern of the beginning of a call, up to its bracket; the group is the tool's name.
@@ -243,7 +239,7 @@ class _PlanTools:
         self.begins_call = _call_pattern((*tools,))
 
     def parameters(self, name: str) -> Parameters:
-        """Return a tool's parameters; a long plan has many calls of it."""
+        """Return a tool's parameters; each turn parses the plans again, and a long plan has many calls of a tool."""
         if name not in self._parameters:
             self._parameters[name] = Parameters.of(self._tools[name])
         return self._parameters[name]
@@ -252,13 +248,13 @@ class _PlanTools:
 class _LineStart(NamedTuple):
     """The beginning of a line of a plan."""
 
-    number: int  # as it is written
+    number: int  # the number that the line has in the text
     place: int
     end: int  # place after the number
     in_fence: bool  # whether the line is in a fence, which a fence without a language closes
 
 
-def _find_starts(plan: str, tools: _PlanTools, known: int) -> list[_LineStart]:
+def _find_starts(plan: str, tools: PlanTools, known: int) -> list[_LineStart]:
     """Find the numbers that begin lines: those in order, and any that begins a tool's call."""
     starts: list[_LineStart] = []
     skipped: Iterator[_LineSpan] = iter(())
@@ -309,7 +305,7 @@ class _Blocks:
 
     def find_closing(self, opening: re.Match[str]) -> re.Match[str] | None:
         """Return the end of a block; None: it has none."""
-        if self._last.get(opening["fence"], -1) < opening.end():  # without this, many openings take quadratic time
+        if self._last.get(opening["fence"], -1) < opening.end():  # searches after many openings take quadratic time
             return None
         found = _CLOSING.finditer(self._text, opening.end())
         return next(match for match in found if match[1] == opening["fence"])
@@ -320,10 +316,10 @@ class _LineSpan(NamedTuple):
 
     begin: int
     end: int
-    may_have_calls: bool = False  # a block that is no part of the call above it
+    may_have_calls: bool = False  # whether this is a block that does not belong to the call above it
 
 
-def _long_texts(plan: str, at: int, tools: _PlanTools, blocks: _Blocks) -> Iterator[_LineSpan]:
+def _long_texts(plan: str, at: int, tools: PlanTools, blocks: _Blocks) -> Iterator[_LineSpan]:
     """Yield where texts of several lines are in the call at a place of a plan, and under it.
 
     Empty spans say how far the call has been read, so that an open call is not read to the end of the plan.
@@ -349,7 +345,7 @@ def _call_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(rf"{_BEFORE_NAME}({listed})[`*]*\s*\(")
 
 
-def _read_line(number: int, text: str, tools: _PlanTools, in_fence: bool) -> PlanLine:
+def _read_line(number: int, text: str, tools: PlanTools, in_fence: bool) -> PlanLine:
     line, missing, end = _read_call(text, tools, number)
     if line.parameters is None:
         return line
@@ -369,7 +365,7 @@ def _read_line(number: int, text: str, tools: _PlanTools, in_fence: bool) -> Pla
     return line if line.is_complete else replace(line, arguments=None)
 
 
-def _read_call(text: str, tools: _PlanTools, number: int) -> tuple[PlanLine, str | None, int]:
+def _read_call(text: str, tools: PlanTools, number: int) -> tuple[PlanLine, str | None, int]:
     """Read the call at the beginning of a line: its arguments, the one that it lacks, and where it ends."""
     if (found := tools.begins_call.match(text)) is None:
         return PlanLine(number, text), None, 0
@@ -479,7 +475,7 @@ def shorten(text: str, most: int) -> str:
         return text
     head, tail = text[: most * 2 // 3], text[-(most // 3) :]
     # Whole lines, where they are short.
-    head = head[: head.rfind("\n") + 1] or head if "\n" in head[-200:] else head
+    head = head[: head.rfind("\n") + 1] if "\n" in head[-200:] else head
     tail = tail[tail.find("\n") + 1 :] if "\n" in tail[:200] else tail
     left_out = len(text) - len(head) - len(tail)
     return f"{head.rstrip()}\n[{left_out:,} of {len(text):,} characters are left out here]\n{tail.lstrip()}"
@@ -528,14 +524,12 @@ class Conversation:
     plans: list[PlanRun]
 
     @classmethod
-    def read(
-        cls, messages: Sequence[AnyMessage], tools: Mapping[str, BaseTool], exact: Mapping[str, str] | None = None
-    ) -> Self:
+    def read(cls, messages: Sequence[AnyMessage], tools: PlanTools, exact: Mapping[str, str] | None = None) -> Self:
         """Parse the questions, answers and plans in messages.
 
         Args:
             messages: The conversation, with the messages of the run.
-            tools: By name.
+            tools: The tools that the plans' calls may name.
             exact: Texts of results by call id (`exact_results`), where the messages show less of them.
         """
         now = since_last_question(messages)

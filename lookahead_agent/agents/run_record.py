@@ -1,11 +1,11 @@
-"""The record of an agent's run, on which its limits and plans rest, and which no middleware changes."""
+"""The messages of an agent's run: how to read and to show them, and their record, which no middleware changes."""
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from itertools import takewhile
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from langchain.agents.middleware import (
     AgentMiddleware,
@@ -15,20 +15,116 @@ from langchain.agents.middleware import (
     hook_config,
 )
 from langchain.agents.middleware.types import PrivateStateAttr
-from langchain_core.messages import AIMessage, AnyMessage, ToolMessage
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, ChatMessage, HumanMessage, ToolMessage
 from langchain_core.tools import ToolException
 from langgraph.types import Command
 
-from lookahead_agent.agents.prompts import OF_RUN, is_question, since_last_question
 from lookahead_agent.agents.tool_use import contain_tool, foreign_code
-from lookahead_agent.agents.written_calls import Parameters
-from lookahead_agent.errors import ForeignCodeError
+from lookahead_agent.agents.written_calls import Parameters, format_call
+from lookahead_agent.errors import ConfigurationError, ForeignCodeError
 from lookahead_agent.system.background import contain
 
+MessageT = TypeVar("MessageT", bound=BaseMessage)
 ToolResult = ToolMessage | Command[Any]
 
 DIRECT = "direct"
 """Artifact of a result by an agent behind a tool, whose run ended with the result of a tool with `return_direct`."""
+
+REPEATED = "repeated"
+"""Key in `additional_kwargs` of a `ToolMessage` whose call was skipped as a repetition."""
+
+PLAN_NODES = ("planner", "executor")
+"""Names of the model's messages in a plan, beside the answer."""
+
+TOOL_HEADING = "\n\nThe tool is:\n"
+"""Ends a tool's own words about a failure; the explanation of `ToolResultMiddleware` follows."""
+
+OF_RUN = "question_of_run"
+"""Key in `additional_kwargs` of the question that a run is about, in the messages of a model's turn."""
+
+
+def is_question(message: BaseMessage) -> bool:
+    """Whether a person's message is a question, and not the summary of earlier messages by a middleware."""
+    is_human = isinstance(message, HumanMessage) or (
+        isinstance(message, ChatMessage) and message.role.lower() in ("user", "human")
+    )
+    return is_human and message.additional_kwargs.get("lc_source") != "summarization"
+
+
+def since_last_question(messages: Sequence[MessageT]) -> Sequence[MessageT]:
+    """Return the messages from the last question on, or from the one that a run is about.
+
+    Raises:
+        ConfigurationError: There is no question, or it has no text.
+    """
+    questions = [at for at, message in enumerate(messages) if is_question(message)]
+    of_run = [at for at in questions if OF_RUN in messages[at].additional_kwargs]
+    if not questions or not messages[at := (of_run or questions)[-1]].text.strip():
+        raise ConfigurationError(
+            f"{'the question is empty' if questions else 'there is no question'}: "
+            'the last human message has to have a text, as in {"messages": [("human", "What is tea?")]}'
+        )
+    return messages[at:]
+
+
+def result_blocks(messages: Iterable[AnyMessage], *, explained: bool = False) -> str:
+    """Format calls and results as blocks, `[1] name(argument="value")` and the text, each once; "none" without any.
+
+    Calls that failed with the same words of their tool share a block. With `explained`, the tool's arguments follow
+    the last result if that call failed.
+    """
+    calls: dict[str | None, str] = {}
+    blocks: dict[tuple[str, str], list[str]] = {}  # headings by call and text, or by the words about a failure
+    explanation = ""
+    for message in messages:
+        if isinstance(message, AIMessage):
+            calls |= {call["id"]: format_call(call["name"], call["args"]) for call in message.tool_calls}
+        elif isinstance(message, ToolMessage) and REPEATED not in message.additional_kwargs:
+            called, failed = calls.get(message.tool_call_id, message.name or "a call"), message.status == "error"
+            text, explanation = own_words(message.text) if failed else (message.text, "")
+            key = ("" if failed else called, text.strip() or "(nothing)")
+            headings = blocks.pop(key, [])
+            blocks[key] = list(dict.fromkeys([*headings, f"{called} failed" if failed else called]))
+    listed = [
+        "\n".join([f"[{number}] {heading}", *more, text])
+        for number, ((_, text), (heading, *more)) in enumerate(blocks.items(), 1)
+    ]
+    return "\n\n".join(listed) + (explanation if explained else "") or "none"
+
+
+def own_words(error: str) -> tuple[str, str]:
+    """Split the text of a failed call into the tool's own words and the explanation after `TOOL_HEADING`."""
+    words, heading, explanation = error.partition(TOOL_HEADING)
+    return words, heading + explanation
+
+
+def conversation_with_results(
+    messages: Sequence[AnyMessage], heading: str, then: str = "", *, explained: bool = False
+) -> list[AnyMessage]:
+    """Return the conversation without calls: earlier questions and answers, and the last question with its results.
+
+    `heading` precedes the results, which follow the question as blocks, and `then` follows them; `explained` is as in
+    `result_blocks`.
+    """
+    now = since_last_question(messages)
+    question = [message.text for message in now if is_question(message)]
+    parts = [*question, f"{heading}:\n\n{result_blocks(now, explained=explained)}", then]
+    before = conversation_before(messages[: len(messages) - len(now)])
+    return [*before, HumanMessage("\n\n".join(filter(None, parts)))]
+
+
+def conversation_before(messages: Sequence[AnyMessage]) -> list[AnyMessage]:
+    """Return the questions and answers in messages, without calls; a result that ended a run is an answer."""
+    before: list[AnyMessage] = []
+    for number, message in enumerate(messages, 1):
+        if isinstance(message, ToolMessage):
+            if all(map(is_question, messages[number : number + 1])):
+                before.append(AIMessage(message.text))
+        elif not isinstance(message, AIMessage) or not (
+            message.tool_calls or message.invalid_tool_calls or message.name in PLAN_NODES
+        ):
+            before.append(message)
+    return [message for message in before if message.text.strip()]
 
 
 class RunState(AgentState[Any], total=False):

@@ -56,7 +56,7 @@ class Words:
 
     def __init__(self) -> None:
         with extra_imports("the search of documents needs its extra: pip install 'lookahead-agent[tools]'"):
-            import chardet  # noqa: F401  # by which the search detects encodings later
+            import chardet  # noqa: F401  # the search detects encodings by it later
             import Stemmer
             from bm25s import stopwords
 

@@ -7,13 +7,8 @@ from typing import Any
 from langchain.agents.middleware import ModelRequest, ModelResponse
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, SystemMessage, ToolMessage
 
-from lookahead_agent.agents.prompts import (
-    conversation_with_results,
-    describe_tools,
-    lookahead_settings,
-    since_last_question,
-)
-from lookahead_agent.agents.run_record import messages_of_run
+from lookahead_agent.agents.prompts import describe_tools
+from lookahead_agent.agents.run_record import conversation_with_results, messages_of_run, since_last_question
 from lookahead_agent.agents.turns import (
     FINISHER,
     ModelCall,
@@ -23,6 +18,7 @@ from lookahead_agent.agents.turns import (
     calls_of,
     has_failed,
     is_repetition,
+    lookahead_settings,
     turns_of,
 )
 

@@ -21,8 +21,8 @@ from langchain_core.messages.utils import count_tokens_approximately
 from langchain_core.tools import BaseTool
 from langgraph.types import Command
 
-from lookahead_agent.agents.prompts import TOOL_HEADING, describe_tools
-from lookahead_agent.agents.run_record import ToolResult
+from lookahead_agent.agents.prompts import describe_tools
+from lookahead_agent.agents.run_record import TOOL_HEADING, ToolResult
 from lookahead_agent.agents.tool_schemas import describe_function
 from lookahead_agent.agents.tool_use import error_text, truncate, with_sync_call
 from lookahead_agent.agents.turns import AsyncHandler
@@ -34,7 +34,7 @@ _KEPT = 3  # Number of latest results that are never cleared
 _CLEARED = "(cleared, for the conversation was too long; call the tool again if this is needed)"
 _FAILED = "The same call would fail again: call the tool with other arguments, or call another tool."
 _MARKUP = 64  # most tokens that a chat template adds to a message
-_TOOL_MARKUP = 512  # and to the tools
+_TOOL_MARKUP = 512  # most tokens that a chat template adds to the tools
 _EMPTY = "(the result is empty)"
 _REST = "ask the tool for less at once"
 
@@ -156,6 +156,7 @@ class FitContextMiddleware(ContextEditingMiddleware):
         super().__init__(edits=[self], token_count_method="model" if exact else "approximate")
         self.llm = llm
         self._count = lru_cache(maxsize=256)(llm.get_num_tokens)
+        self._schemas: tuple[list[Any], list[str]] = ([], [])  # the tools of the last turn, and their schemas as texts
 
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
@@ -170,12 +171,21 @@ class FitContextMiddleware(ContextEditingMiddleware):
         if self.token_count_method != "model":  # an estimate costs less than its bound
             return False
         system = [request.system_message] if request.system_message is not None else []
-        texts = [*map(_all_text, (*system, *request.messages)), *map(_schema_text, request.tools)]
+        texts = [*map(_all_text, (*system, *request.messages)), *self._schema_texts(request.tools)]
         markup = _MARKUP * len(texts) + (_TOOL_MARKUP if request.tools else 0)
         # A token has at least one byte, so a short prompt needs no counting.
         if markup + sum(len(text.encode(errors="replace")) for text in texts) <= room:
             return True
         return markup + sum(map(self._count, texts)) <= room
+
+    def _schema_texts(self, tools: Sequence[BaseTool | dict[str, Any]]) -> list[str]:
+        """Return the schemas of tools as texts; an agent's turns have the same tools."""
+        known, texts = self._schemas
+        if len(known) != len(tools) or any(old is not new for old, new in zip(known, tools, strict=True)):
+            schemas = (tool if isinstance(tool, dict) else describe_function(tool) for tool in tools)
+            texts = [json.dumps(schema, default=str) for schema in schemas]
+            self._schemas = [*tools], texts
+        return texts
 
     @property
     def _room(self) -> int | None:
@@ -217,10 +227,6 @@ def _all_text(message: AnyMessage) -> str:
     if isinstance(message, AIMessage):
         parts += [message.tool_calls, message.invalid_tool_calls]
     return "\n".join(str(part) for part in parts if part)
-
-
-def _schema_text(tool: BaseTool | dict[str, Any]) -> str:
-    return json.dumps(tool if isinstance(tool, dict) else describe_function(tool), default=str)
 
 
 def _halve_a_text(messages: list[AnyMessage]) -> bool:

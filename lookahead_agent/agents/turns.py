@@ -1,22 +1,23 @@
-"""Turns of an agent's model: how to read them from messages, middleware that takes them, and the last turn."""
+"""Turns of an agent's model: middleware that takes them, the labels of their calls, and the last turn."""
 
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse, hook_config
-from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, SystemMessage, ToolMessage
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import Runnable
 
-from lookahead_agent.agents.prompts import (
+from lookahead_agent.agents.run_record import (
+    DIRECT,
     REPEATED,
     conversation_with_results,
-    lookahead_settings,
-    reply_limit,
+    messages_of_run,
     result_blocks,
     since_last_question,
+    turn_number,
+    with_question,
 )
-from lookahead_agent.agents.run_record import DIRECT, messages_of_run, turn_number, with_question
 
 Handler = Callable[[ModelRequest[Any]], ModelResponse[Any]]
 AsyncHandler = Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
@@ -110,6 +111,58 @@ def calls_of(reply: AIMessage) -> list[tuple[str, dict[str, Any]]]:
     return [(call["name"], call["args"]) for call in reply.tool_calls]
 
 
+def lookahead_settings(model: object, *, node: str, action_markers: Sequence[str] = ()) -> dict[str, Any]:
+    """Return settings of one `ChatLookahead` call, for `ModelRequest.model_settings` or `bind`; none for other models.
+
+    Args:
+        model: The chat model that is called.
+        node: Label of the call, which `policies` and the reply's metadata use.
+        action_markers: Texts after which a reply is action: no draft step is accepted there.
+    """
+    if _as_lookahead(model) is None:
+        return {}
+    return {"node": node, **({"action_markers": tuple(action_markers)} if action_markers else {})}
+
+
+_MAX_TOKENS, _MAX_THINKING_TOKENS = 1024, 8192
+"""Tokens of a template's reply by a model without a limit of its own, and by one that thinks, or may think."""
+
+
+def reply_limit(model: object) -> dict[str, int]:
+    """Return the `max_tokens` of a template's calls; nothing for other models, and for one that has its own limit.
+
+    A small model may repeat itself until the context is full.
+    """
+    while (inner := getattr(model, "bound", None)) is not None:
+        if "max_tokens" in getattr(model, "kwargs", {}):
+            return {}
+        model = inner
+    if (found := _as_lookahead(model)) is None or found.max_tokens is not None:
+        return {}
+    thinks = (found.profile or {}).get("reasoning_output") is not False
+    return {"max_tokens": _MAX_THINKING_TOKENS if thinks else _MAX_TOKENS}
+
+
+def warm(model: object, messages: Sequence[BaseMessage], *, node: str) -> None:
+    """Have a `ChatLookahead` prefill the beginning of a node's next prompts, by its `warm`; other models do nothing.
+
+    Args:
+        model: The chat model that will be called.
+        messages: Beginning of the prompts. A human message follows.
+        node: Label of the calls.
+    """
+    if (found := _as_lookahead(model)) is not None:
+        found.warm([*messages, HumanMessage("")], node=node)
+
+
+def _as_lookahead(model: object) -> Any:
+    """Return the `ChatLookahead` behind a model with bound arguments; None if it is another model."""
+    while (inner := getattr(model, "bound", None)) is not None:
+        model = inner
+    # LangChain's type tells it, since importing the chat model takes seconds.
+    return model if getattr(model, "_llm_type", None) == "lookahead" else None
+
+
 def bind_node(request: ModelRequest[Any], node: str) -> Runnable[Any, AIMessage]:
     """Bind the label `node` to the request's model."""
     settings = lookahead_settings(request.model, node=node)
@@ -118,7 +171,7 @@ def bind_node(request: ModelRequest[Any], node: str) -> Runnable[Any, AIMessage]
 
 MODEL_CALLS = 12  # Default maximum of model turns per question
 RETRIES = 2  # Maximum number of retries after failed calls
-MAX_REJECTIONS = 2  # How often a person is asked about a call that the person rejects
+MAX_REJECTIONS = 2  # Turns in which a person may reject the calls of a tool
 
 REFUSED = "refused"
 """Artifact of a result by an agent behind a tool, whose run ended because a person rejected its calls."""

@@ -4,6 +4,7 @@ Values are literals of Python or of JSON, and are read exactly. Everything else 
 the call.
 """
 
+import json
 import math
 import re
 import threading
@@ -244,6 +245,14 @@ def _unescape(match: re.Match[str]) -> str:
     if kind in "xuUN/":
         raise ValueError(f"\\{kind} is not an escape, or is another one in JSON than in Python")
     return match[0]
+
+
+def format_call(name: str, arguments: Mapping[str, Any]) -> str:
+    """Format a call for a reader: `name(argument="value", other=1)`."""
+    listed = ", ".join(
+        f"{key}={json.dumps(value, ensure_ascii=False, default=str)}" for key, value in arguments.items()
+    )
+    return f"{name}({listed})"
 
 
 # References to earlier results

@@ -60,7 +60,8 @@ def template_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
         name, strict = f"message {index + 1}", index == question or isinstance(message, SystemMessage)
         converted += [(name, part) for part in _convert(message, name, strict=strict)]
     for name, part in converted:
-        check_encodable(part, name)
+        if not all(isinstance(text, str) and text.isascii() for text in part.values()):
+            check_encodable(part, name)
     return [part for _, part in converted]
 
 

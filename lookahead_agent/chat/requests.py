@@ -97,7 +97,7 @@ class CallDefaults(SamplingArguments, EngineFields):
             history = [part for part in prompt if isinstance(part, BaseMessage)]
             messages = conversation(history, may_be_empty=may_be_empty)
             question = next((message.text for message in reversed(history) if not isinstance(message, AIMessage)), "")
-            if continues(messages) and options.constraint is not None:
+            if options.constraint is not None and continues(messages):
                 raise ConfigurationError(
                     "the last message is the model's own, which a reply would continue, but a required tool call or a "
                     "response_format begins anew: leave one of the two out"

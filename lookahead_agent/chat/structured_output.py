@@ -258,7 +258,7 @@ class _GrowingReply:
         return True
 
     def sum(self) -> Any:
-        """Return the sum of all chunks; None: there are none."""
+        """Return the sum of all chunks; None before the first one."""
         if self._chunks and isinstance(self._chunks[0], str):
             self._whole = "".join([self._whole or "", *self._chunks])
         elif self._chunks:

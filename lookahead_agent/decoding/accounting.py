@@ -115,7 +115,7 @@ class ReplyReport:
     refuted: int = 0  # draft steps that were ruled out before the target's step was complete
     target_forward_passes: int = 0  # one yields several tokens where draft tokens are accepted
     proposed_tokens: int = 0  # draft tokens for the target's complete requests, where its engine counts them
-    accepted_tokens: int = 0  # of those, the accepted ones
+    accepted_tokens: int = 0  # proposed tokens that the target accepted
     resumptions: int = 0  # how often the target's engine failed and the reply went on
     closing_tokens: int = 0  # tokens of the reply that close its thinking at the budget; no engine generated them
     target_tokens: TokenCounts = field(default_factory=TokenCounts)

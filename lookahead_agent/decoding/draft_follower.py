@@ -34,9 +34,9 @@ class DraftFollower:
         self._streams = streams
         self._stream: Stream | None = None  # the target's stream that is followed
         self._tokens: list[int] = []  # the target's tokens: prompt, and reply so far
-        self._base = 0  # index in them where the draft request starts
+        self._base = 0  # index in `_tokens` where the draft request starts
         self._output: list[int] = []  # tokens of the draft request
-        self._compared = 0  # how many of these are compared
+        self._compared = 0  # number of compared tokens of `_output`
         self._task: asyncio.Task[None] | None = None  # the draft request
         self._open_tasks: set[asyncio.Task[None]] = set()  # draft requests that have not ended
         self._failed = False

@@ -95,7 +95,7 @@ class Prefixes:
         self.committed = ReplyText(target, request.prompt_ids, request.sampling.stop, on_text, thinking)
         self._max_tokens = request.sampling.max_tokens
         limit = request.thinking_tokens if tags is not None else None
-        self._thinking = ThinkingBudget(limit, thinking) if limit is not None else None  # before the reply
+        self._thinking = ThinkingBudget(limit, thinking) if limit is not None else None  # the budget at the beginning
         # Prompt and committed tokens in each model's vocabulary; with one vocabulary, the two share them.
         translated = request.prompt_ids if self.shared else request.draft_prompt_ids or request.prompt_ids
         self._prompts = {Source.TARGET: request.prompt_ids, Source.DRAFT: translated}
@@ -105,7 +105,7 @@ class Prefixes:
         # A marker or stop string may begin this many characters before the step that completes it.
         markers = (*request.sampling.stop, *request.regions.action_markers, *((tags.open, tags.close) if tags else ()))
         self._context = PrefixContext(max(map(len, markers), default=0), thinking=thinking)  # the front's context
-        self._contexts: dict[int, PrefixContext] = {}  # after undecided steps, by job
+        self._contexts: dict[int, PrefixContext] = {}  # contexts after undecided steps, by job
 
     def ids(self, node: Node, source: Source) -> list[int]:
         """The token ids of prompt and reply up to a node, in one model's vocabulary."""

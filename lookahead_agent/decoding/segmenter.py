@@ -61,7 +61,8 @@ class PrefixContext:
         begins = line.rfind("\n") + 1
         tail = (self.tail + text)[-self.room :] if self.room else ""
         block = open_block(line[:begins], self.block)
-        return PrefixContext(self.room, tail, line[begins:], block, self.thinking.then(text))
+        thinking = self.thinking.then(text) if self.thinking.tags is not None else self.thinking
+        return PrefixContext(self.room, tail, line[begins:], block, thinking)
 
     def after(self, step: Step) -> "PrefixContext":
         """The context after a step; a block that was open where the thinking was closed ends there."""

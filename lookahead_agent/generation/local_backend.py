@@ -32,9 +32,12 @@ class LocalBackend:
 
     def __init__(self, engines: EngineSet | None = None, runtime: Runtime | None = None) -> None:
         self.runtime = runtime
+        self.catalogue_entry: ModelSet | None = None
+        """The catalogue's entry for the target; None if it has none."""
         self._injected_engines = engines
         if runtime is not None:
             runtime.lease(self)
+            self.catalogue_entry = runtime.models if runtime.models.name else None
         self._tool_parsers: dict[str | None, ToolParser] = {}
         self._prefill_queue: deque[GenerateRequest] = deque(maxlen=_MAX_QUEUED)
 
@@ -119,11 +122,6 @@ class LocalBackend:
     def running(self) -> EngineSet | None:
         """The running engines; None before they start."""
         return self._injected_engines or (self.runtime.running if self.runtime is not None else None)
-
-    @property
-    def catalogue_entry(self) -> ModelSet | None:
-        """The catalogue's entry for the target; None if it has none."""
-        return self.runtime.models if self.runtime is not None and self.runtime.models.name else None
 
     def healthy(self) -> bool:
         """Return whether the target can write replies, as far as is known without a request to it."""

@@ -42,8 +42,8 @@ _DAEMON_ENDED = "the server of `lookahead-agent up` ended while it generated the
 _TIMEOUT = 20.0  # seconds; the status takes milliseconds, or a few seconds while the system swaps
 _CALL_TIMEOUT = 5.0  # seconds that a call waits for the status before engines of its process serve it
 _CONNECT_TIMEOUT = 1.0  # seconds
-PING_SECONDS = 10.0  # between signs of life of a reply that has no event
-_QUIET_TIMEOUT = 6 * PING_SECONDS  # seconds without any, after which the daemon has failed
+PING_SECONDS = 10.0  # seconds between pings while a reply has no event
+_QUIET_TIMEOUT = 6 * PING_SECONDS  # seconds without event or ping after which the daemon has failed
 
 
 def runtime_dir() -> Path:
@@ -114,7 +114,7 @@ def _find_listener() -> int | None:
 
 
 async def server_status(seconds: float = _TIMEOUT) -> ServerStatus | None:
-    """Return the status of this user's daemon, or None if there is none.
+    """Return the status of this user's daemon, or None without a daemon.
 
     Raises:
         UnusableServerError: It has not answered within this time, or is of another version.
@@ -168,8 +168,8 @@ def _silent(pid: int | None, seconds: float) -> UnusableServerError:
 async def find_server(digest: str, seconds: float = _CALL_TIMEOUT) -> ServerBackend | None:
     """Return a backend on this user's daemon if its engines have this digest, else None.
 
-    A daemon that does not answer in this time, or is of another version, is none: engines of this process serve the
-    call.
+    A daemon that does not answer in this time, or is of another version, counts as absent:
+    engines of this process serve the call.
     """
     try:
         status = await server_status(seconds)

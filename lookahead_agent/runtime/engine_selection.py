@@ -53,8 +53,8 @@ class RuntimeSpec:
     remote: Mapping[str, RemoteModel] = field(default_factory=dict)
     # Method of token speculation inside the target's engine, or "auto"
     token_speculation: str | Mapping[str, Any] = "auto"
-    precision: Precision = "auto"  # of the target's weights
-    draft_precision: Precision = "auto"  # of the draft's
+    precision: Precision = "auto"  # precision of the target's weights
+    draft_precision: Precision = "auto"  # precision of the draft's weights
     # CPU cores as (target, draft) in vLLM's notation; None: automatic. A judge shares the draft's
     cores: tuple[str, str] | None = None
     # GPUs of target, draft and judge by role, such as "0,1"; the library chooses those of a role that is left out
@@ -95,12 +95,12 @@ class EngineSetup:
     # Arguments of the target's engine, in addition to those of its weights
     target_arguments: Mapping[str, Any] = field(default_factory=dict)
     speculation_method: str = "none"  # method of token speculation
-    precision: Mapping[str, Kernel] = field(default_factory=dict)  # of each model's weights, by role
+    precision: Mapping[str, Kernel] = field(default_factory=dict)  # precision of each model's weights, by role
     reason: str = ""  # reason for the choice, as a sentence
-    configuration: Configuration | None = None  # the chosen one; None: there was no choice
+    configuration: Configuration | None = None  # the selected configuration; None: the caller named it
     draft_is_optional: bool = False  # whether a reply may skip `draft_model`, which a user can force
     on_cpu: bool = False  # whether the target runs on this machine's CPU, whose cores other programs use too
-    modes: ModeChooser = field(default_factory=ModeChooser, compare=False, repr=False)  # has chosen these engines
+    modes: ModeChooser = field(default_factory=ModeChooser, compare=False, repr=False)  # selected these engines
     alone_when_busy: bool = False  # whether the target writes alone while several requests run
     mps: bool = True  # whether engines on one GPU may have an MPS server
     brings_speculation: bool = False  # whether the draft tokens are those of the target's own head or layers
@@ -184,7 +184,7 @@ def select_engines(
     draft_kernel = kernels["draft"] if draft_engine or drafts_inside else None
     modes.configuration = configuration_name(speculation_method, kernels["target"], draft_kernel)
     if draft_engine and speculation_method != "shared_draft":
-        modes.configuration += ", beside a draft"  # on a share of the cores
+        modes.configuration += ", beside a draft"  # which runs on a share of the cores
     return EngineSetup(
         weights.get("target"),
         weights["draft"] if draft_engine or drafts_inside else None,

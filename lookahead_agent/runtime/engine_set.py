@@ -43,8 +43,8 @@ _MIN_PASSES = 12  # forward passes from which a reply measures the acceptance ra
 _MAX_OTHERS_SHARE = 0.1  # CPU share of other programs from which a measurement is not kept for later runs
 
 
-_TOKENS: Mapping[bool, Mode] = {True: "sd", False: "off"}  # without draft steps, by whether there are draft tokens
-_BOTH: Mapping[bool, Mode] = {True: "lr+sd", False: "lr"}  # with them
+_TOKENS: Mapping[bool, Mode] = {True: "sd", False: "off"}  # modes without draft steps, by `speculates_on_tokens`
+_BOTH: Mapping[bool, Mode] = {True: "lr+sd", False: "lr"}  # modes with draft steps, likewise
 
 
 class CertifiedPolicy(NamedTuple):
@@ -58,7 +58,7 @@ class CertifiedPolicy(NamedTuple):
 class MeasurementStart(NamedTuple):
     """The engines at the beginning of a reply whose speed is measured."""
 
-    number: int  # of the reply
+    number: int  # number of the reply
     beside: int  # other replies, or requests in the target's engine
     cpu_time: asyncio.Task[CPUTime] | None  # None: other programs do not slow this machine's engines
 
@@ -97,7 +97,7 @@ class EngineSet:
         self.modes = engine_setup.modes if engine_setup is not None else ModeChooser()
         self.warmer = PrefixWarmer(lambda: not self.replies_at_once)  # reads prompts ahead while no reply is written
         self.problems: dict[str, str] = {}  # why a requested draft, judge or embedding model is missing, by role
-        self.clock = time.monotonic  # for the time until a silent draft or verifier is tried again
+        self.clock = time.monotonic  # measures the time until a silent draft or verifier is tried again
         # Until when, why, and the silent object: while it is kept, no other one has its identity.
         self._silences: dict[tuple[str, object], tuple[float, str, object]] = {}
 

@@ -187,7 +187,7 @@ class EngineLauncher:
         try:
             return await in_daemon_thread(lambda: self.loaders.fetch_config(judge, self.progress))
         except LookaheadError:
-            return None  # its start tells the problem
+            return None  # the start of the judge reports the problem
 
     async def start(
         self, role: str, name: str, weights: Weights, more_arguments: Mapping[str, Any] | None = None

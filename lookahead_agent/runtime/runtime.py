@@ -75,7 +75,7 @@ class Runtime:
         self.launcher = EngineLauncher(self.spec, progress, loaders)
         self._supervisor = Supervisor(self.spec, self.launcher)
         self.running: EngineSet | None = None  # the engines, once started
-        self._calls = 0  # that use the running engines
+        self._calls = 0  # number of calls that use the running engines
         self._start: _Start | None = None  # the start in progress
 
     @classmethod
@@ -336,7 +336,7 @@ class Runtime:
         elif self._chooses_on_gpu and self._tries_draft:
             method = "none"  # steps only, which a node can leave out
         if draft is None and spec.has_draft and spec.is_local("draft") and speculates_by_draft_model(method):
-            method = "none"  # it could not be fetched; the target works without it
+            method = "none"  # the draft could not be fetched: the target works without it
         own_engine = self._with_draft or self._tries_draft or not spec.is_local("target")
         adapted_spec = replace(spec, token_speculation=method, draft_engine=own_engine and draft is not None)
         select = partial(launcher.loaders.select, adapted_spec, target, draft, launcher.platform)

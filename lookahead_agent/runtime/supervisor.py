@@ -32,7 +32,7 @@ class Supervisor:
         self._spec = spec
         self._launcher = launcher
         self._remote_draft: OpenAIEngine | None = None
-        self._first_starts: dict[str, asyncio.Task[None]] = {}  # of judge and embedding model, which calls wait for
+        self._first_starts: dict[str, asyncio.Task[None]] = {}  # starts of judge and embedding model
         self._last_connection_attempt = 0.0
         self._restarts: Counter[str] = Counter()
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -51,7 +51,7 @@ class Supervisor:
             if role not in self._first_starts:
                 self._first_starts[role] = asyncio.create_task(self._provide(engines, role))
             start = self._first_starts[role]
-            if not start.done():  # it continues if this call is cancelled
+            if not start.done():  # the start continues if this call is cancelled
                 await asyncio.wait({start})
             if not start.cancelled():
                 start.result()  # invalid arguments fail every call that needs the model

@@ -21,9 +21,8 @@ from tests.unit.fake_vllm import tokenizer_in
 from tests.unit.trips import invoke_trip, plan_execute_trip
 
 PACKAGE = Path(lookahead_agent.__file__).parent
-# Measured: 24 and 545 to 554, 37 and 985. How often threads take turns varies a little.
-MAX_MODULES, MAX_CHANGES = 24, 600
-MAX_PLAN_MODULES, MAX_PLAN_CHANGES = 37, 1_050
+MAX_MODULES, MAX_CHANGES = 20, 600
+MAX_PLAN_MODULES, MAX_PLAN_CHANGES = 30, 1_000
 MAX_LAYERS = 12
 
 
@@ -175,7 +174,7 @@ def test_packages_form_few_layers_without_cycles() -> None:
 
 def test_a_warm_request_calls_few_modules() -> None:
     trip = invoke_trip()
-    assert {"chat/model.py", "generation/generator.py", "decoding/loop.py", "engines/scripted.py"} <= trip.modules
+    assert {"chat/model.py", "generation/generator.py", "decoding/loop.py", "decoding/streams.py"} <= trip.modules
     assert len(trip.modules) <= MAX_MODULES, sorted(trip.modules)
     assert trip.changes <= MAX_CHANGES
 

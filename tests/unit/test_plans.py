@@ -5,14 +5,24 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from langchain_core.tools import StructuredTool, tool
+from langchain_core.tools import BaseTool, StructuredTool, tool
 
-from lookahead_agent.agents.plans import MAX_VALUE_LENGTH, format_plans, is_value, parse_plan, plan_form, shorten
+from lookahead_agent.agents import plans
+from lookahead_agent.agents.plans import (
+    MAX_VALUE_LENGTH,
+    PlanLine,
+    PlanTools,
+    format_plans,
+    is_value,
+    plan_form,
+    shorten,
+)
 from lookahead_agent.agents.written_calls import Parameters
 from lookahead_agent.system.truncation import truncation_notice
 
@@ -42,6 +52,10 @@ def read_file(name: str, first_line: int = 1) -> str:
 
 
 TOOLS = {entry.name: entry for entry in (sql, calculator, python, read_file)}
+
+
+def parse_plan(text: str, tools: Mapping[str, BaseTool], known: int = 0) -> list[PlanLine]:
+    return plans.parse_plan(text, PlanTools(tools), known)
 
 
 def parsed_arguments(line: str) -> dict[str, Any] | None:
@@ -500,6 +514,12 @@ def test_a_shortened_text_says_how_much_is_left_out() -> None:
     assert text.startswith(head), "whole lines"
     assert text.endswith(f"\n{tail}")
     assert int(left_out.replace(",", "")) == len(text) - len(head) - len(tail)
+
+
+def test_a_shortened_text_keeps_parts_of_long_lines() -> None:
+    shown = shorten("first\n" + "x" * 5_000 + "\nlast", 1_000)
+    assert shown.startswith("first\n" + "x" * 660 + "\n[")
+    assert shown.endswith("here]\n" + "x" * 328 + "\nlast")
 
 
 def test_no_plan_has_tried_anything() -> None:

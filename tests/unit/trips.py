@@ -1,5 +1,6 @@
 """Counts the modules of the library that a call passes through, and how often it changes from one to another.
 
+The scripted engine and its script stand in for an engine and a model: neither they nor what they call count.
 `python -m tests.unit.trips` prints both numbers for `llm.invoke` and for `plan_execute` with two model calls.
 """
 
@@ -21,6 +22,7 @@ from lookahead_agent.testing import scripted_chat, scripted_replies
 from tools.calculator import calculator
 
 PACKAGE = Path(lookahead_agent.__file__).parent
+FAKES = {str(PACKAGE / name) for name in ("testing.py", "engines/scripted.py")}
 EXECUTOR_THREADS = min(32, (os.cpu_count() or 1) + 4)
 """The size of asyncio's default executor."""
 QUESTION = "What is 2 + 2?"
@@ -43,7 +45,7 @@ def count_trip(call: Callable[[], object]) -> Trip:
     def record(frame: FrameType, event: str, argument: object) -> None:
         nonlocal changes
         path = frame.f_code.co_filename
-        if event not in ("call", "return") or not path.startswith(f"{PACKAGE}{os.sep}"):
+        if event not in ("call", "return") or not path.startswith(f"{PACKAGE}{os.sep}") or _is_of_fake(frame):
             return
         module, thread = path[len(str(PACKAGE)) + 1 :], threading.get_ident()
         if event == "call":
@@ -72,6 +74,13 @@ def count_trip(call: Callable[[], object]) -> Trip:
         threading.setprofile(None)
         background.run(set_profile_in_all_threads(None))
     return Trip(modules, changes)
+
+
+def _is_of_fake(frame: FrameType | None) -> bool:
+    """Whether a fake runs in this frame, or has called it."""
+    while frame is not None and frame.f_code.co_filename not in FAKES:
+        frame = frame.f_back
+    return frame is not None
 
 
 def invoke_trip() -> Trip:
