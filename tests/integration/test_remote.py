@@ -148,7 +148,9 @@ def test_a_thinking_budget_holds_on_real_servers(pair: ServerPair, tmp_path: Pat
 
 def test_remote_engines_support_likelihood_json_and_equal_top_logprobs(pair: ServerPair, tiny: ChatLookahead) -> None:
     with pair.llm(max_tokens=40) as llm:
-        assert metadata(llm.invoke(QUESTION, policy="likelihood:likelihood=-9"))["accepted"] > 0
+        # On a busy machine the target's steps may all end before the draft's, so that a reply has nothing to accept.
+        accepted = (metadata(llm.invoke(QUESTION, policy="likelihood:likelihood=-9"))["accepted"] for _ in range(10))
+        assert any(accepted)
         assert llm.invoke("A two?", response_format={"type": "json_object"}).text.lstrip().startswith("{")
         local, remote = (model.backend.runtime.running for model in (tiny, llm))  # type: ignore[union-attr]
         assert local is not None
