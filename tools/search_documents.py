@@ -309,14 +309,13 @@ def _files(root: Path, left_out: dict[str, str]) -> Iterator[tuple[str, Path]]:
         left_out[_format_name(root, Path(error.filename))] = f"it cannot be listed: {error.strerror}"
 
     for parent, folders, files in os.walk(root, onerror=report, followlinks=False):
+        secret = {name for name in folders if protection(name, (), writing=False) is not None}
         for name in sorted(folders):
             if Path(parent, name).is_symlink():
                 left_out[_format_name(root, Path(parent, name))] = "it is a link: links are not followed"
-            elif not name.startswith(".") and protection(name, (), writing=False) is not None:
+            elif name in secret and not name.startswith("."):
                 left_out[_format_name(root, Path(parent, name))] = "its name is a secret's"
-        folders[:] = sorted(
-            name for name in folders if protection(name, (), writing=False) is None and name not in _IGNORED_FOLDERS
-        )
+        folders[:] = sorted({*folders} - secret - _IGNORED_FOLDERS)
         for name in sorted(files):
             if name.startswith("."):
                 continue

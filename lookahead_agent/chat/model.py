@@ -428,8 +428,7 @@ def _with_configured_policy(kwargs: dict[str, Any], config: Config) -> dict[str,
 
 def _options(stop: list[str] | None, options: Mapping[str, Any]) -> CallOptions:
     # `stream` is LangChain's own option (whether `invoke` streams), which it passes on all the same.
-    given = {name: options[name] for name in options.keys() - {"stream"}}
-    return CallOptions.read(given if stop is None else {**given, "stop": stop})
+    return CallOptions.read({**{name: options[name] for name in options.keys() - {"stream"}}, "stop": stop})
 
 
 def _live_events(text: bool, steps: bool) -> tuple[type[GenerateEvent], ...]:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lookahead_agent.agents.metrics import NodeMetrics
-from lookahead_agent.agents.prompts import format_call
+from lookahead_agent.agents.written_calls import format_call
 from lookahead_agent.cli.terminal import Terminal, as_rich
 from lookahead_agent.decoding.request import STEP_EVENT
 from lookahead_agent.errors import LookaheadError

@@ -144,8 +144,7 @@ class CallOptions(SamplingArguments):
     @field_validator("tools", "response_format", "template_arguments", "node", "action_markers")
     @classmethod
     def _check_encodable(cls, value: Any, info: ValidationInfo) -> Any:
-        if not (isinstance(value, str) and value.isascii()):
-            check_encodable(value, str(info.field_name))
+        check_encodable(value, str(info.field_name))
         return value
 
     @model_validator(mode="after")

@@ -32,12 +32,11 @@ class LocalBackend:
 
     def __init__(self, engines: EngineSet | None = None, runtime: Runtime | None = None) -> None:
         self.runtime = runtime
-        self.catalogue_entry: ModelSet | None = None
-        """The catalogue's entry for the target; None if it has none."""
         self._injected_engines = engines
+        self.catalogue_entry: ModelSet | None = runtime.models if runtime is not None and runtime.models.name else None
+        """The catalogue's entry for the target; None if it has none."""
         if runtime is not None:
             runtime.lease(self)
-            self.catalogue_entry = runtime.models if runtime.models.name else None
         self._tool_parsers: dict[str | None, ToolParser] = {}
         self._prefill_queue: deque[GenerateRequest] = deque(maxlen=_MAX_QUEUED)
 
