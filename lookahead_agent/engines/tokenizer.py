@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -15,7 +15,13 @@ from lookahead_agent.engines import chat_template
 from lookahead_agent.engines.chat_template import TemplateMessage, ThinkingTags, choose_ending, tool_calls
 from lookahead_agent.engines.model_files import read_object
 from lookahead_agent.engines.written_replies import ReplyTokenCache
-from lookahead_agent.errors import ConfigurationError, ContextLengthError, IntegrityError, ModelNotFoundError
+from lookahead_agent.errors import (
+    ConfigurationError,
+    ContextLengthError,
+    EngineError,
+    IntegrityError,
+    ModelNotFoundError,
+)
 
 
 class TextStream(Protocol):
@@ -102,6 +108,20 @@ def prompt_too_long(longest: int) -> ContextLengthError:
     return ContextLengthError(f"the prompt is too long: it has more than {longest} tokens; shorten it")
 
 
+def _call(operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call the tokenizer's Rust code; raises EngineError for a panic, which is not an `Exception`."""
+    try:
+        return operation(*args, **kwargs)
+    except BaseException as error:
+        if not _is_panic(error):
+            raise
+        raise EngineError(f"the model's tokenizer.json fails on a text: {str(error)[:200]}") from error
+
+
+def _is_panic(error: BaseException) -> bool:
+    return type(error).__name__ == "PanicException"
+
+
 class _HFStream:
     def __init__(self, tokenizer: Any, before: Sequence[int], visible_tokens: Mapping[int, str]) -> None:
         from tokenizers.decoders import DecodeStream
@@ -124,7 +144,7 @@ class _HFStream:
     def _context(self, token_ids: list[int]) -> list[int] | None:
         """The tokens, without the rest of a character at their beginning, if they end with a whole one; else None."""
         for begin in range(min(_MAX_TOKENS_OF_CHARACTER, max(len(token_ids), 1))):
-            text: str = self._tokenizer.decode(token_ids[begin:], skip_special_tokens=True)
+            text: str = _call(self._tokenizer.decode, token_ids[begin:], skip_special_tokens=True)
             if not text.endswith("\N{REPLACEMENT CHARACTER}"):
                 return token_ids[begin:]
             if self._encode(text) == token_ids[begin:]:
@@ -133,13 +153,13 @@ class _HFStream:
         return None
 
     def _encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return list(_call(self._tokenizer.encode, text, add_special_tokens=False).ids)
 
     def push(self, token_id: int) -> str:
         self._begun = True
         if token_id in self._visible_tokens:
             return self.flush() + self._visible_tokens[token_id]
-        piece: str | None = self._stream.step(self._tokenizer, token_id)
+        piece: str | None = _call(self._stream.step, self._tokenizer, token_id)
         if piece is None:
             self._pending.append(token_id)
             return ""
@@ -148,7 +168,7 @@ class _HFStream:
 
     def flush(self) -> str:
         pending = self._pending if self._begun else []
-        text: str = self._tokenizer.decode(pending, skip_special_tokens=True) if pending else ""
+        text: str = _call(self._tokenizer.decode, pending, skip_special_tokens=True) if pending else ""
         self._pending.clear()
         return text
 
@@ -200,10 +220,12 @@ class HFTokenizer:
     def _check_patterns(self, folder: Path) -> None:
         """Try the patterns of the tokenizer with a time-out: Rust's search for a pattern cannot be interrupted.
 
+        Then encode the same texts, since Rust's search gives up on patterns that are fast in another engine.
         Raises ModelNotFoundError for a pattern that takes exponential time, or for replacements that multiply a text.
         """
         import regex
 
+        probes: set[str] = set()
         parts = [getattr(self._fast, name) for name in ("normalizer", "pre_tokenizer", "decoder")]
         pending: list[Any] = [json.loads(part.__getstate__()) for part in parts if part is not None]
         growth = 1
@@ -213,14 +235,21 @@ class HFTokenizer:
             elif isinstance(value, dict):
                 pending += value.values()
                 growth *= max(1, len(value["content"])) if isinstance(value.get("content"), str) else 1
-                if isinstance(pattern := value.get("Regex"), str) and _takes_exponential_time(pattern, regex):
-                    raise ModelNotFoundError(
-                        f"{folder} has no usable tokenizer: {pattern[:80]!r} takes exponential time"
-                    )
+                if isinstance(pattern := value.get("Regex"), str):
+                    probes.update(pattern_probes := _probes(pattern))
+                    if _takes_exponential_time(pattern, pattern_probes, regex):
+                        raise ModelNotFoundError(
+                            f"{folder} has no usable tokenizer: {pattern[:80]!r} takes exponential time"
+                        )
         if growth > _MAX_GROWTH:
             raise ModelNotFoundError(
                 f"{folder} has no usable tokenizer: its replacements make a text {growth} times longer"
             )
+        try:
+            for probe in probes:
+                self.decode(self.encode(probe))
+        except EngineError as error:
+            raise ModelNotFoundError(f"{folder} has no usable tokenizer: {error.__cause__}") from error
 
     def copy_for_text_exchange(self) -> Self:
         """The same tokenizer for a server that returns text only; its fingerprint prevents an exchange of token ids."""
@@ -253,24 +282,24 @@ class HFTokenizer:
         if longest is not None and len(text) > 4 * longest:
             count = 0
             for start in range(0, len(text), _PIECE_LENGTH):
-                piece = self.backend.encode(text[start : start + _PIECE_LENGTH], add_special_tokens=False)
+                piece = _call(self.backend.encode, text[start : start + _PIECE_LENGTH], add_special_tokens=False)
                 count += max(0, len(piece) - _MAX_TOKENS_PER_CUT)
                 if count > longest:
                     raise prompt_too_long(longest)
-        ids: list[int] = self.backend.encode(text, add_special_tokens=False)
+        ids: list[int] = _call(self.backend.encode, text, add_special_tokens=False)
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens without special tokens, except marks of a reply's parts (`<think>`, `[TOOL_CALLS]`)."""
         if not self._visible_tokens or self._visible_tokens.keys().isdisjoint(token_ids):
-            text: str = self._fast.decode(list(token_ids), skip_special_tokens=True)
+            text: str = _call(self._fast.decode, list(token_ids), skip_special_tokens=True)
             return text
         stream = self.stream()
         return "".join(map(stream.push, token_ids)) + stream.flush()
 
     def decode_all(self, token_ids: Sequence[int]) -> str:
         """The text of tokens with special tokens, except the beginning-of-sequence token, which encoding adds again."""
-        text: str = self._fast.decode(list(token_ids), skip_special_tokens=False)
+        text: str = _call(self._fast.decode, list(token_ids), skip_special_tokens=False)
         return text.removeprefix(self.backend.bos_token or "")
 
     def stream(self, before: Sequence[int] = ()) -> TextStream:
@@ -299,7 +328,7 @@ class HFTokenizer:
     def remember_reply(self, prompt: ChatPrompt, reply_ids: Sequence[int]) -> None:
         """See `Tokenizer.remember_reply`; a reply that was truncated, or continues a message, is not remembered."""
         if reply_ids and reply_ids[-1] in self.eos_ids and prompt.text is not None:
-            end = str(self._fast.decode([reply_ids[-1]], skip_special_tokens=False))
+            end = str(_call(self._fast.decode, [reply_ids[-1]], skip_special_tokens=False))
             self._written_replies.add(prompt.text, prompt, self.decode_all(reply_ids[:-1]), reply_ids[:-1], end)
 
     def _check_complete(
@@ -392,19 +421,22 @@ def _load(folder: Path) -> Any:
         raise ModelNotFoundError(f"{folder} has no usable tokenizer: {reason[:500]}") from error
 
 
-def _takes_exponential_time(pattern: str, regex: Any) -> bool:
-    """Whether a search for a pattern takes more than a second in some short text of its own letters."""
+def _probes(pattern: str) -> list[str]:
+    """Make short texts for trying a pattern, of its own letters and of some of each kind."""
     words = re.findall(r"\w+", pattern)
-    letters = sorted({*"".join(words), *" \na1!.-"})[:80]
+    letters = sorted({*"".join(words), *" \n\t~a1!.-_,;=中é"})[:80]
+    repeated = [letter * 40 for letter in letters]
+    repeated += ["".join(words)[:8] * 10, *(word[:4] * 10 for word in words[:20])]
+    return [probe + end for probe in repeated for end in ("", "\0")]
+
+
+def _takes_exponential_time(pattern: str, probes: Sequence[str], regex: Any) -> bool:
+    """Whether a search for a pattern takes more than a second in one of the texts."""
     try:
         compiled = regex.compile(pattern)
-        for probe in (
-            *(letter * 40 for letter in letters),
-            *("".join(words)[:8] * 10, *(word[:4] * 10 for word in words[:20])),
-        ):
-            for end in ("", "\0"):
-                for _ in compiled.finditer(probe + end, timeout=1.0):
-                    pass
+        for probe in probes:
+            for _ in compiled.finditer(probe, timeout=1.0):
+                pass
     except TimeoutError:
         return True
     except regex.error:  # a notation of Rust's engine only

@@ -22,7 +22,7 @@ from lookahead_agent.engines.chat_template import TemplateLimitError, within
 from lookahead_agent.engines.counting_tokenizer import load_counting_tokenizer
 from lookahead_agent.engines.template_sandbox import BoundedEnvironment
 from lookahead_agent.engines.tokenizer import HFTokenizer
-from lookahead_agent.errors import ConfigurationError, IntegrityError, ModelNotFoundError
+from lookahead_agent.errors import ConfigurationError, EngineError, IntegrityError, ModelNotFoundError
 from lookahead_agent.models import conversion
 from tests.unit.fake_vllm import tokenizer_in
 
@@ -206,6 +206,29 @@ def test_damaged_tokenizer_is_one_error(folder: Path) -> None:
         file.write_text(content)
         with pytest.raises(ModelNotFoundError, match="no usable tokenizer"):
             HFTokenizer(folder)
+
+
+def with_pattern(folder: Path, pattern: str) -> None:
+    whole = json.loads((folder / "tokenizer.json").read_text())
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    (folder / "tokenizer.json").write_text(json.dumps(whole | {"pre_tokenizer": split}))
+
+
+@pytest.mark.parametrize("pattern", [r"(\w+\s?)*$", r"([\u4e00-\u9fff]+)+$", r"(.*)*\d", r"(é|[é])+$", "(a+)+$"])
+def test_pattern_of_exponential_time_is_refused_when_the_folder_loads(folder: Path, pattern: str) -> None:
+    with_pattern(folder, pattern)
+    with pytest.raises(ModelNotFoundError, match="no usable tokenizer"):
+        HFTokenizer(folder)
+
+
+def test_panic_of_a_pattern_is_an_error_of_the_library(folder: Path) -> None:
+    with_pattern(folder, r"(\p{Thai}+)+$")
+    tokenizer = HFTokenizer(folder)
+    assert tokenizer.encode("abc")
+    with pytest.raises(EngineError, match=r"tokenizer\.json fails on a text"):
+        tokenizer.encode("\N{THAI CHARACTER KO KAI}" * 40 + "!")
+    with pytest.raises(EngineError, match=r"tokenizer\.json fails on a text"):
+        tokenizer.encode("\N{THAI CHARACTER KO KAI}" * 400 + "!", longest=10)
 
 
 @pytest.mark.parametrize(
