@@ -15,10 +15,10 @@ from langchain_core.tools import BaseTool
 from langgraph.errors import GraphBubbleUp
 
 from lookahead_agent.agents.planning import PlanMiddleware
-from lookahead_agent.agents.plans import parse_plan, plan_call, results_of
+from lookahead_agent.agents.plans import parse_plan, results_of
 from lookahead_agent.agents.tool_results import ToolResultMiddleware
 from lookahead_agent.agents.tool_use import contain_tool, error_text, is_read_only
-from lookahead_agent.agents.turns import AsyncHandler, Handler, ModelCall, lookahead_settings
+from lookahead_agent.agents.turns import AsyncHandler, Handler, ModelCall, lookahead_settings, plan_call
 
 MAX_CALLS = 8  # Maximum number of concurrent early calls
 

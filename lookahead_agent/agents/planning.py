@@ -29,7 +29,6 @@ from lookahead_agent.agents.plans import (
     PlanTools,
     exact_results,
     format_plans,
-    plan_call,
     plan_form,
     results_of,
     shorten,
@@ -38,7 +37,15 @@ from lookahead_agent.agents.prompts import describe_tools
 from lookahead_agent.agents.run_record import OF_RUN, REPEATED, ToolResult, messages_of_run, own_words, with_question
 from lookahead_agent.agents.tool_results import FitContextMiddleware
 from lookahead_agent.agents.tool_use import is_read_only, truncate
-from lookahead_agent.agents.turns import RETRIES, ModelCall, Turn, TurnMiddleware, lookahead_settings, warm
+from lookahead_agent.agents.turns import (
+    RETRIES,
+    ModelCall,
+    Turn,
+    TurnMiddleware,
+    lookahead_settings,
+    plan_call,
+    warm,
+)
 from lookahead_agent.agents.written_calls import format_call
 
 NAMED_LENGTH = 4 * SHOWN_LENGTH  # Longest error, and longest result that a line references, in an executor's prompt

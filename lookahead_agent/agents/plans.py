@@ -1,7 +1,6 @@
 """Plans of tool calls, and their lines: `2. calculator("$1 * 1.19")`, where `$1` is the result of call 1."""
 
 import re
-import uuid
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -11,7 +10,7 @@ from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, ToolCall
 from langchain_core.tools import BaseTool
 
 from lookahead_agent.agents.run_record import REPEATED, conversation_before, is_question, own_words, since_last_question
-from lookahead_agent.agents.turns import RETRIES
+from lookahead_agent.agents.turns import RETRIES, plan_line
 from lookahead_agent.agents.written_calls import (
     Gap,
     Parameters,
@@ -388,14 +387,6 @@ def _is_gap(value: Any) -> bool:
 
 # Plans, and the results of their lines
 
-_CALL_ID = re.compile(r"plan-(\d+)-(\d+)-[0-9a-f]{8}")
-
-
-def plan_call(plan: int, line: int, name: str, arguments: dict[str, Any]) -> ToolCall:
-    """Return a tool call whose id encodes its plan and line."""
-    return ToolCall(name=name, args=arguments, id=f"plan-{plan}-{line}-{uuid.uuid4().hex[:8]}", type="tool_call")
-
-
 EXECUTED = "executed"
 """Key in `additional_kwargs` of a result: the call that ran in place of the model's, and its own text."""
 
@@ -548,8 +539,8 @@ class Conversation:
                     number, unwritten = int(message.additional_kwargs.get("line", 0)), result.plans[-1].unwritten
                     unwritten[number] = unwritten.get(number, 0) + 1
                 calls |= {call["id"]: call for call in message.tool_calls if call["id"]}
-            elif isinstance(message, ToolMessage) and (found := _CALL_ID.fullmatch(message.tool_call_id)):
-                run, line = result.plans[int(found[1]) - 1], int(found[2])
+            elif isinstance(message, ToolMessage) and (found := plan_line(message.tool_call_id)):
+                run, line = result.plans[found.plan - 1], found.line
                 if REPEATED in message.additional_kwargs:  # no further attempt is of use
                     run.unwritten[line] = RETRIES + 1
                 else:

@@ -1,11 +1,21 @@
 """Turns of an agent's model: middleware that takes them, the labels of their calls, and the last turn."""
 
+import re
+import uuid
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse, hook_config
-from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import (
+    AIMessage,
+    AnyMessage,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolCall,
+    ToolMessage,
+)
 from langchain_core.runnables import Runnable
 
 from lookahead_agent.agents.run_record import (
@@ -96,19 +106,49 @@ def has_failed(results: Sequence[ToolMessage]) -> bool:
 
 
 def is_repetition(turns: Sequence[tuple[AIMessage, list[ToolMessage]]]) -> bool:
-    """Whether the last turn repeats the calls of the turn before, or of an earlier turn in which all calls failed."""
-    if not turns or not (calls := calls_of(turns[-1][0])):
+    """Whether the last turn repeats the calls of the turn before, or of an earlier turn in which all calls failed.
+
+    Another line of the same plan may make the call of the line before again, unless it failed.
+    """
+    if not turns or not (calls := calls_of(last := turns[-1][0])):
         return False
     before = turns[:-1]
     return any(
-        calls == calls_of(reply) and (turn == len(before) or has_failed(results))
+        calls == calls_of(reply) and (has_failed(results) or (turn == len(before) and not _is_next_line(last, reply)))
         for turn, (reply, results) in enumerate(before, 1)
     )
+
+
+def _is_next_line(reply: AIMessage, before: AIMessage) -> bool:
+    """Whether the calls of two replies are different lines of one plan."""
+    lines, lines_before = ({plan_line(call["id"] or "") for call in each.tool_calls} for each in (reply, before))
+    plans = {line.plan if line else None for line in lines | lines_before}
+    return len(plans) == 1 and None not in plans and lines.isdisjoint(lines_before)
 
 
 def calls_of(reply: AIMessage) -> list[tuple[str, dict[str, Any]]]:
     """Return names and arguments of a reply's calls."""
     return [(call["name"], call["args"]) for call in reply.tool_calls]
+
+
+class LineOfPlan(NamedTuple):
+    """The plan that a call belongs to, and the number of its line."""
+
+    plan: int
+    line: int
+
+
+_CALL_ID = re.compile(r"plan-(\d+)-(\d+)-[0-9a-f]{8}")
+
+
+def plan_call(plan: int, line: int, name: str, arguments: dict[str, Any]) -> ToolCall:
+    """Return a tool call whose id encodes its plan and line."""
+    return ToolCall(name=name, args=arguments, id=f"plan-{plan}-{line}-{uuid.uuid4().hex[:8]}", type="tool_call")
+
+
+def plan_line(call_id: str) -> LineOfPlan | None:
+    """Return the plan and line that the id of a call encodes; None if another call has it."""
+    return LineOfPlan(int(found[1]), int(found[2])) if (found := _CALL_ID.fullmatch(call_id)) else None
 
 
 def lookahead_settings(model: object, *, node: str, action_markers: Sequence[str] = ()) -> dict[str, Any]:

@@ -427,6 +427,17 @@ async def test_writing_tools_keep_their_place_in_the_plan(build: Build, tools: T
     assert tools.called == ["a", "write x", "b", "write y"]
 
 
+@every_template
+@sync_and_async
+@pytest.mark.parametrize("hint", [True, None])
+async def test_equal_lines_of_a_plan_run_each(build: Build, asynchronous: bool, hint: bool | None) -> None:
+    tools = Tools(hint=hint)
+    plan = 'Plan:\n1. write("x")\n2. write("x")\n3. look_up("a")\n4. look_up("a")\n5. look_up("b")'
+    messages = await run(build(chat({PLAN: plan, ANSWER: "Done."}), tools.all), asynchronous)
+    assert messages[-1].text == "Done."
+    assert sorted(tools.called) == ["a", "a", "b", "write x", "write x"]
+
+
 async def test_plan_execute_runs_tools_without_hints_one_by_one() -> None:
     tools = Tools(hint=None)
     plan = 'Plan:\n1. look_up("a")\n2. look_up("b")\n3. look_up("c")'
