@@ -223,6 +223,7 @@ class DocumentIndex:
     def _index(self, documents: dict[str, _Document]) -> None:
         import bm25s
 
+        logging.getLogger("bm25s").setLevel(logging.NOTSET)  # the import sets it to DEBUG, whatever the program's level
         passages = [passage for each in documents.values() for passage in each.passages]
         words = [passage_words for each in documents.values() for passage_words in each.words]
         # BM25 fails if no document has a word, such as "!!!".

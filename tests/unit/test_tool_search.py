@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -55,6 +56,12 @@ def folder(tmp_path: Path) -> Path:
     write_pdf(root / "manual.pdf", "Descale the kettle monthly.", "The warranty lasts two years.")
     (root / "broken.pdf").write_bytes(b"%PDF-1.4 nothing")
     return root
+
+
+def test_building_an_index_logs_nothing_at_the_programs_level(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        make_search_tool(folder)
+        assert not logging.getLogger("bm25s").isEnabledFor(logging.DEBUG)
 
 
 def test_passages_are_cited_by_file_and_line_or_page(folder: Path) -> None:
