@@ -30,7 +30,7 @@ from lookahead_agent.system.files import user_folder, writable
 from lookahead_agent.trace.recorder import TraceRecorder
 from lookahead_agent.trace.timeline import timeline, write_page
 
-EXAMPLE = "What is the price of the product Teapot, and what do 12 of them cost with a discount of 15 %?"
+EXAMPLE = "A teapot costs how much, and what do 12 teapots cost with a discount of 15 %?"
 
 _TOOLLESS = ("reflection", "self_consistency")
 
