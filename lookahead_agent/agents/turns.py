@@ -121,9 +121,9 @@ def is_repetition(turns: Sequence[tuple[AIMessage, list[ToolMessage]]]) -> bool:
 
 def _is_next_line(reply: AIMessage, before: AIMessage) -> bool:
     """Whether the calls of two replies are different lines of one plan."""
-    lines, lines_before = ({plan_line(call["id"] or "") for call in each.tool_calls} for each in (reply, before))
-    plans = {line.plan if line else None for line in lines | lines_before}
-    return len(plans) == 1 and None not in plans and lines.isdisjoint(lines_before)
+    calls = [*before.tool_calls, *reply.tool_calls]
+    lines = {line for call in calls if (line := plan_line(call["id"] or "")) is not None}
+    return len(lines) == len(calls) and len({line.plan for line in lines}) == 1
 
 
 def calls_of(reply: AIMessage) -> list[tuple[str, dict[str, Any]]]:

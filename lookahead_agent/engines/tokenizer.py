@@ -113,13 +113,9 @@ def _call(operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     try:
         return operation(*args, **kwargs)
     except BaseException as error:
-        if not _is_panic(error):
+        if type(error).__name__ != "PanicException":
             raise
         raise EngineError(f"the model's tokenizer.json fails on a text: {str(error)[:200]}") from error
-
-
-def _is_panic(error: BaseException) -> bool:
-    return type(error).__name__ == "PanicException"
 
 
 class _HFStream:
