@@ -6,12 +6,9 @@ engines set `VARIABLE`; without it, it does nothing.
 
 import gc
 import os
-import time
-from functools import cache, partial
+from functools import cache
 
 from lookahead_agent.cpu import VARIABLE
-
-_POLL_INTERVAL = 0.0005  # seconds between polls while vLLM's processes wait for each other
 
 
 @cache
@@ -20,16 +17,11 @@ def load() -> None:
     if os.environ.get(VARIABLE) != "1":
         return
     register_names()
-    from vllm.distributed.device_communicators import shm_broadcast
-
     from lookahead_agent.cpu import operations, pausing_draft, sampling
 
     operations.replace_activation()
     sampling.replace_sampling()
     pausing_draft.replace_proposals()
-    # vLLM's engine core polls for its worker's answer in a busy loop, which takes a core from a worker that uses all.
-    # (Its idle mode, which waits for a message, loses messages if it is entered at once.)
-    shm_broadcast.sched_yield = partial(time.sleep, _POLL_INTERVAL)
     # Otherwise garbage collection would scan everything imported once more when vLLM's processes exit.
     gc.unfreeze = lambda: None
 

@@ -341,6 +341,9 @@ class VLLMEngine:
 def _job(config: VLLMConfig, shared_draft: SharedDraftBuffer | None, worker_cores: list[int]) -> dict[str, Any]:
     """The arguments of `worker_main`."""
     arguments = vllm_config.engine_arguments(config)
+    if worker_cores:
+        # By its path: vLLM would replace its name, as it cannot bind the threads of a process that has started OpenMP.
+        arguments["distributed_executor_backend"] = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
     if shared_draft is not None:
         arguments["additional_config"] = {**arguments.get("additional_config", {}), BUFFER: str(shared_draft.path)}
     return {

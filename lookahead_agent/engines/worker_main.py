@@ -4,8 +4,8 @@ vLLM spawns its processes, and a spawned Python first imports its parent's main 
 second time without an `if __name__ == "__main__"` guard, so this module starts them. It also keeps them quiet, shortens
 their start and exit, and kills them when their parent ends for any reason.
 
-On a CPU nothing is imported twice: the starter imports vLLM, an engine's launcher is forked from it, the engine core
-from the launcher, and the worker from the core.
+On a CPU nothing is imported twice: the starter imports vLLM, an engine's launcher is forked from it, and the engine
+core, which is its own worker, from the launcher.
 """
 
 import atexit
@@ -204,12 +204,12 @@ def _launch(arguments: dict[str, Any], on_cpu: bool) -> tuple[list[int], dict[st
 
 
 def _become_child(descriptors: list[int], worker_cores: list[int]) -> None:
-    """Prepare a forked process: the engine core, or then its worker, on its cores; without cores it is spawned."""
+    """Prepare a forked process: the engine core, on its cores if it is its own worker; other workers are spawned."""
     if descriptors:
         os.close(descriptors.pop())  # the owner reads the launcher's answer until all its copies are closed
-        os.environ[_START_METHOD] = "fork" if worker_cores else "spawn"
-    elif worker_cores:
-        _bind_threads(worker_cores)
+        os.environ[_START_METHOD] = "spawn"
+        if worker_cores:
+            _bind_threads(worker_cores)
     # The parent's exit handlers would end this very process.
     atexit._clear()
     finalize._registry.clear()  # type: ignore[attr-defined]

@@ -23,8 +23,6 @@ from tests.integration.tiny_models import make_pair
 from tests.waiting import wait_until
 
 QUESTION = "A two and three makes five apples?"
-CORE, WORKER = "VLLM::EngineCor", "VLLM::Worker"
-"""Names of an engine's two processes; the kernel keeps fifteen characters."""
 OWN_ENGINE = TINY_ENGINE | {"max_model_len": 1024}
 """Arguments of no other test: chat models with equal ones share their engines, and these are killed."""
 
@@ -67,20 +65,17 @@ def engines_of(llm: ChatLookahead) -> EngineSet:
     return engines
 
 
-def kill(engine: Any, name: str) -> None:
-    for process in engine.processes:
-        if process.name().startswith(name):
-            process.kill()
-            return
-    raise AssertionError("it has no such process")
+def kill(engine: Any) -> None:
+    (core,) = (process for process in engine.processes if process.name().startswith("VLLM::"))
+    core.kill()
 
 
-def stream_and_kill(llm: ChatLookahead, engine: Any, name: str, policy: str) -> AIMessageChunk:
-    """Stream a reply, and kill one of an engine's processes after the first chunk."""
+def stream_and_kill(llm: ChatLookahead, engine: Any, policy: str) -> AIMessageChunk:
+    """Stream a reply, and kill an engine's core after the first chunk."""
     whole: AIMessageChunk | None = None
     for chunk in llm.stream(QUESTION, policy=policy):
         if whole is None:
-            kill(engine, name)
+            kill(engine)
         whole = chunk if whole is None else whole + chunk
     assert whole is not None
     return whole
@@ -107,7 +102,7 @@ async def test_reply_survives_a_killed_draft_and_a_later_one_uses_the_restarted_
     llm: ChatLookahead, target_tokens: list[int]
 ) -> None:
     engines = engines_of(llm)
-    message = stream_and_kill(llm, engines.draft, CORE, "exact")
+    message = stream_and_kill(llm, engines.draft, "exact")
     assert tokens(message) == target_tokens
     assert "killed" in metadata(message)["speculation_disabled"]
     degraded = llm.invoke(QUESTION, policy="exact", max_tokens=50)
@@ -125,7 +120,7 @@ async def test_reply_survives_a_killed_draft_and_a_later_one_uses_the_restarted_
 async def test_reply_survives_a_killed_judge_and_a_later_one_uses_the_restarted_judge(llm: ChatLookahead) -> None:
     engines = engines_of(llm)
     assert isinstance(engines.judge, EngineJudge)
-    message = stream_and_kill(llm, engines.judge.engine, CORE, "judge")
+    message = stream_and_kill(llm, engines.judge.engine, "judge")
     assert len(tokens(message)) == 700
     assert "killed" in metadata(message)["speculation_disabled"]
     assert "being started again" in metadata(llm.invoke(QUESTION, max_tokens=50))["speculation_disabled"]
@@ -144,14 +139,14 @@ def test_reply_survives_a_killed_target_once_and_the_next_death_is_one_clear_err
     for engine in (engines.target, engines.draft, engines.judge.engine):
         assert isinstance(engine, VLLMEngine)
         before += engine.processes
-    message = stream_and_kill(llm, engines.target, WORKER, "off")
+    message = stream_and_kill(llm, engines.target, "off")
     assert tokens(message) == target_tokens
     assert metadata(message)["resumptions"] == 1
     assert engines_of(llm) is engines
     assert llm.backend.healthy()
     before += engines.target.processes  # type: ignore[attr-defined]
     with pytest.raises(EngineError, match="killed") as raised:
-        stream_and_kill(llm, engines.target, CORE, "exact")
+        stream_and_kill(llm, engines.target, "exact")
     assert "kv_cache_memory_bytes" in str(raised.value)
     assert not llm.backend.healthy()
     assert tokens(llm.invoke(QUESTION, policy="off")) == target_tokens

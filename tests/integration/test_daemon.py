@@ -83,7 +83,7 @@ def test_commands_use_the_daemons_engines_until_down(
     daemon = status(in_process)
     server = psutil.Process(daemon["pid"])
     processes = [server, *descendants(server.pid)]
-    assert len(processes) >= 5, "two engines of two processes each, and the server"
+    assert len(processes) >= 5, "two engines, a process that watches each, and the server"
     assert folder.stat().st_mode & 0o077 == 0
 
     # A command that loads an engine of its own fails here.

@@ -84,7 +84,7 @@ def test_signal_during_a_reply_leaves_no_process_and_no_temporary_file(
     process.send_signal(signum)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + signum
-    assert_ended(children, at_least=2)  # vLLM runs an engine in two processes
+    assert_ended(children, at_least=2)  # the engine's core, and the process that watches it
     assert "Traceback" not in errors
     assert [path.name for path in temporary.iterdir()] == []
     shutil.rmtree(temporary)

@@ -96,9 +96,8 @@ def test_target_and_draft_run_on_separate_cores(tiny: ChatLookahead) -> None:
     assert engines is not None
     for engine in (engines.target, engines.draft):
         assert isinstance(engine, VLLMEngine)
-        workers = [process for process in engine.processes if "Worker" in " ".join(process.cmdline())]
-        assert workers
-        threads = [thread.id for worker in workers for thread in worker.threads()]
+        (core,) = (process for process in engine.processes if "EngineCore" in " ".join(process.cmdline()))
+        threads = [thread.id for thread in core.threads()]
         cores.append({core for thread in threads for core in os.sched_getaffinity(thread)})
     if len(available_cores()) > 1:
         assert cores[0].isdisjoint(cores[1]), cores

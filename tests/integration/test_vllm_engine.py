@@ -75,9 +75,9 @@ def test_engine_uses_our_operations_on_a_cpu(engine: VLLMEngine) -> None:
     assert engine._llm.vllm_config.kernel_config.ir_op_priority.rms_norm[0] == PROVIDER
 
 
-def test_worker_is_bound_to_its_core(engine: VLLMEngine) -> None:
-    (worker,) = (process for process in engine.processes if process.name().startswith("VLLM::Worker"))
-    assert worker.cpu_affinity() == [0]
+def test_engine_core_is_its_own_worker_on_its_cores(engine: VLLMEngine) -> None:
+    (core,) = (process for process in engine.processes if process.name().startswith("VLLM::"))
+    assert core.cpu_affinity() == [0]
     assert not os.environ.keys() & {VARIABLE, "VLLM_CPU_OMP_THREADS_BIND"}
 
 

@@ -38,7 +38,7 @@ def test_other_notations_bind_no_known_cores(notation: str) -> None:
 
 
 @pytest.mark.skipif(not runs_on_cpu(), reason="vLLM for GPUs starts its workers itself")
-def test_a_single_eager_worker_is_forked_with_a_thread_for_each_core(
+def test_a_single_eager_worker_is_the_engine_core_with_a_thread_for_each_core(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("LD_PRELOAD", "OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"):
@@ -55,7 +55,8 @@ def test_a_single_eager_worker_is_forked_with_a_thread_for_each_core(
     assert engine_environment(configured())["VLLM_CPU_OMP_THREADS_BIND"] == "0-1,4"
     assert environment(configured()) == environment(configured("5")), "they have the same starter"
     assert not any(map(worker_cores, map(configured, (None, "auto", "0|1"))))
-    for arguments in ({"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}, {"enforce_eager": False}):
+    others: list[dict[str, Any]] = [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}]
+    for arguments in (*others, {"enforce_eager": False}, {"distributed_executor_backend": "mp"}):
         assert worker_cores(configured(**arguments)) == []
         assert "LD_PRELOAD" not in environment(configured(**arguments))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
