@@ -14,7 +14,6 @@ INSTRUCTIONS = "LOOKAHEAD_AGENT_INT8"  # names an instruction set of `int8_kerne
 INT8 = "lookahead_int8"  # W8A8, with the output layer in int8 too: see `int8`
 LAYOUT = "panels of 32 rows, 4 columns at a time"  # of a folder's packed weights; another layout has another name
 NO_DRAFT = "lookahead_no_draft"  # key of a request's `extra_args`: a draft model that pauses proposes nothing for it
-PROVIDER = "lookahead_cpu"  # provider of the operations in `operations`, for vLLM's `ir_op_priority`
 
 
 def share_cores(cores: Sequence[int], *, with_draft: bool) -> tuple[list[int], list[int]]:

@@ -41,6 +41,8 @@ def product_by(multiply: Multiply) -> Product:
     """Wrap a kernel as a layer's product, which takes inputs of any shape."""
 
     def product(inputs: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if inputs.dim() == 2:
+            return multiply(inputs, bias)
         out = multiply(inputs.reshape(-1, inputs.shape[-1]), bias)
         return out.reshape(*inputs.shape[:-1], out.shape[-1])
 

@@ -19,7 +19,7 @@ def load() -> None:
     register_names()
     from lookahead_agent.cpu import operations, pausing_draft, sampling
 
-    operations.replace_activation()
+    operations.replace_layers()
     sampling.replace_sampling()
     pausing_draft.replace_proposals()
     # Otherwise garbage collection would scan everything imported once more when vLLM's processes exit.
@@ -27,5 +27,5 @@ def load() -> None:
 
 
 def register_names() -> None:
-    """Register quantizations and operations in vLLM, which validates an engine's arguments by their names."""
-    from lookahead_agent.cpu import int8, operations  # noqa: F401
+    """Register quantizations in vLLM, which validates an engine's arguments by their names."""
+    from lookahead_agent.cpu import int8  # noqa: F401

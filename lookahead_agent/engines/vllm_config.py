@@ -174,15 +174,12 @@ def engine_arguments(config: VLLMConfig) -> dict[str, Any]:
         "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},
     }
     if runs_on_cpu():
-        from lookahead_agent.cpu import PROVIDER
-
         arguments |= {
             "dtype": "bfloat16",
             # Compiling takes minutes at every start and gains little on a CPU.
             "enforce_eager": True,
             # One custom operation per norm, rotation and activation, which vLLM would leave to a compiler.
             "compilation_config": {"custom_ops": ["all"]},
-            "ir_op_priority": {norm: [PROVIDER] for norm in ("rms_norm", "fused_add_rms_norm")},
             # With the CPU default of 128, every step would begin with a repeated prefill of up to 127 tokens.
             "block_size": 32,
             "kv_cache_memory_bytes": 1 << 30,

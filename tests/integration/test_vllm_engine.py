@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lookahead_agent.cpu import PROVIDER, VARIABLE
+from lookahead_agent.cpu import VARIABLE
 from lookahead_agent.engines import Delta, Sampling, VLLMConfig, VLLMEngine
 from lookahead_agent.engines.vllm_config import as_arguments
 from lookahead_agent.errors import ConfigurationError, ContextLengthError, EngineError, EngineStartError
@@ -69,10 +69,6 @@ def ids(deltas: list[Delta]) -> list[int]:
 
 def prompt_of(engine: VLLMEngine) -> list[int]:
     return engine.tokenizer.chat_prompt([{"role": "user", "content": "A two and three?"}])
-
-
-def test_engine_uses_our_operations_on_a_cpu(engine: VLLMEngine) -> None:
-    assert engine._llm.vllm_config.kernel_config.ir_op_priority.rms_norm[0] == PROVIDER
 
 
 def test_engine_core_is_its_own_worker_on_its_cores(engine: VLLMEngine) -> None:
