@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ from lookahead_agent.cpu.operations import OneCallRMSNorm, OneCallSiluAndMul, re
 def replaced() -> Iterator[None]:
     before = dict(op_registry_oot)
     replace_layers()
-    with set_current_vllm_config(VllmConfig()):
+    with patch.dict(os.environ), set_current_vllm_config(VllmConfig()):  # vLLM sets variables of its workers
         yield
     op_registry_oot.clear()
     op_registry_oot.update(before)
