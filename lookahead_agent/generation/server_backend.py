@@ -43,6 +43,7 @@ _TIMEOUT = 20.0  # seconds; the status takes milliseconds, or a few seconds whil
 _CALL_TIMEOUT = 5.0  # seconds that a call waits for the status before engines of its process serve it
 _CONNECT_TIMEOUT = 1.0  # seconds
 PING_SECONDS = 10.0  # seconds between pings while a reply has no event
+_MAX_BYTES = 1 << 16  # of a status or an error; more makes it unreadable
 _QUIET_TIMEOUT = 6 * PING_SECONDS  # seconds without event or ping after which the daemon has failed
 
 
@@ -151,7 +152,17 @@ async def _get_status(client: httpx.AsyncClient) -> tuple[int, bytes]:
         pid, is_own = peer(response.extensions["network_stream"].get_extra_info("socket"))
         if not is_own:
             raise PermissionError
-        return pid, b"" if response.is_error else await response.aread()
+        return pid, b"" if response.is_error else await _content(response)
+
+
+async def _content(response: httpx.Response) -> bytes:
+    """The beginning of a body, which may have no end."""
+    content = b""
+    async for chunk in response.aiter_bytes():
+        content += chunk
+        if len(content) > _MAX_BYTES:
+            break
+    return content[:_MAX_BYTES]
 
 
 class UnusableServerError(EngineError):
@@ -206,7 +217,7 @@ class ServerBackend:
                 client.stream("POST", CHAT_PATH, content=content, headers=self._headers) as response,
             ):
                 if response.is_error:
-                    raise _error_of(await response.aread(), response.status_code)
+                    raise _error_of(await _content(response), response.status_code)
                 async for data in events(response.aiter_bytes()):
                     for event in _parse_chunk(data) if data != "[DONE]" else ():
                         finished = isinstance(event, ChatReply)

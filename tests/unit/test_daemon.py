@@ -390,7 +390,7 @@ def test_a_daemon_that_goes_silent_within_a_reply_fails_it(client: ChatLookahead
         list(background.stream(partial(backend.emit_reply, full_request(client))))
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff", b'{"error": 1}', b"<html>"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff", b'{"error": 1}', b"<html>", b"[" * (1 << 22)])
 def test_an_error_that_is_none_raises_one_engine_error(client: ChatLookahead, content: bytes) -> None:
     transport = httpx.MockTransport(lambda _: httpx.Response(502, content=content))
     with pytest.raises(EngineError, match="answered with status 502"):
@@ -468,8 +468,9 @@ def test_a_stopped_daemon_ends_down_with_an_error_at_once() -> None:
     wait_for_end(daemon)
 
 
+@pytest.mark.parametrize("body", ["{}", '{"pid": 1, "models": "' + "x" * (4 << 20)])
 def test_server_of_another_version_is_an_error_for_commands_and_none_for_calls(
-    client: ChatLookahead, caplog: pytest.LogCaptureFixture
+    client: ChatLookahead, caplog: pytest.LogCaptureFixture, body: str
 ) -> None:
     with bind_socket() as listener:
         listener.listen()
@@ -480,7 +481,9 @@ def test_server_of_another_version_is_an_error_for_commands_and_none_for_calls(
                 connection, _ = listener.accept()
                 with connection:
                     connection.recv(65536)
-                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+                    length = len(body) if len(body) < 100 else 1 << 40  # the long one is endless
+                    with suppress(ConnectionError):
+                        connection.sendall(f"HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{body}".encode())
 
         thread = threading.Thread(target=respond)
         thread.start()
