@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -21,6 +22,27 @@ RAY = ["ray", "ray._private", "ray._private.state", "ray.actor", "ray.dag", "ray
 RAY += ["ray.runtime_env", "ray.types", "ray.util", "ray.util.metrics", "ray.util.placement_group"]
 RAY += ["ray.util.scheduling_strategies", "ray.util.state"]
 """Modules of Ray that vLLM imports when it is configured for Ray."""
+
+
+MODELS = {
+    "llama": "LlamaForCausalLM",
+    "qwen3_eagle3": "Eagle3Qwen3ForCausalLM",
+    "qwen3_dflash": "DFlashQwen3ForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM",
+    "glm4_moe_mtp": "Glm4MoeMTP",
+}
+"""vLLM's modules and classes of the models that are configured."""
+INSPECT = """
+from vllm.model_executor.models import registry
+registry._run_in_subprocess = lambda inspect: inspect()
+for module, name in {models}.items():
+    registry._LazyRegisteredModel("vllm.model_executor.models." + module, name).inspect_model_cls()
+"""
+
+
+def inspect_models() -> None:
+    """Have vLLM keep what it finds out about the models' classes, in one process: it would start one for each class."""
+    subprocess.run([sys.executable, "-c", INSPECT.format(models=MODELS)], check=True, stdout=subprocess.DEVNULL)
 
 
 def _cuda_build_version(name: str) -> str:
@@ -146,5 +168,6 @@ def engine_configurations(fields: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
+    inspect_models()
     pretend_gpus()
     print(json.dumps([engine_configurations(fields) for fields in json.loads(sys.argv[1])]))

@@ -15,7 +15,12 @@ import httpx
 from lookahead_agent.engines.processes import end_processes
 from tests.integration.conftest import descendants
 
+# One process fewer for each engine, each of which imports vLLM anew.
+IN_ONE_PROCESS = ["--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor"]
+QUICK_START = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
+"""Environment variables: the server compiles nothing."""
 TINY = ["--dtype", "float32", "--kv-cache-memory-bytes", str(1 << 28), "--max-model-len", "1024", "--enforce-eager"]
+TINY += IN_ONE_PROCESS
 
 
 def free_port() -> int:
@@ -58,7 +63,7 @@ def vllm_server(model: Path, port: int, *arguments: str, cores: str | None = Non
     """A healthy server of one model."""
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--port", str(port), "--host", "127.0.0.1", *arguments]
-    environment = {**os.environ, **({"VLLM_CPU_OMP_THREADS_BIND": cores} if cores else {})}
+    environment = {**os.environ, **QUICK_START, **({"VLLM_CPU_OMP_THREADS_BIND": cores} if cores else {})}
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
     children = descendants(process.pid)
     try:

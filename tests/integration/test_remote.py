@@ -26,7 +26,7 @@ from lookahead_agent.errors import EngineError
 from lookahead_agent.system import background
 from lookahead_agent.verifiers.judge import RemoteJudge
 from tests.integration.conftest import TINY_ENGINE, descendants
-from tests.integration.servers import TINY, free_port, kill, vllm_server, wait_until_healthy
+from tests.integration.servers import QUICK_START, TINY, free_port, kill, vllm_server, wait_until_healthy
 from tests.integration.tiny_models import questions
 from tests.waiting import wait_until
 
@@ -64,7 +64,7 @@ class ServerPair:
     @property
     def environment(self) -> dict[str, str]:
         ports = {"TARGET_PORT": str(self.target_port), "DRAFT_PORT": str(self.draft_port)}
-        return {**os.environ, **ports, "PYTHON": sys.executable, "TARGET_CORES": "0", "DRAFT_CORES": "1"}
+        return {**os.environ, **QUICK_START, **ports, "PYTHON": sys.executable, "TARGET_CORES": "0", "DRAFT_CORES": "1"}
 
     def kill(self, port: int) -> None:
         """Kill a server and its workers, as a crash does."""
