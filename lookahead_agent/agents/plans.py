@@ -187,14 +187,15 @@ def _code_argument(parameters: Parameters) -> str | None:
     return names[0] if len(names) == 1 else None
 
 
-def parse_plan(text: str, tools: "PlanTools", known: int = 0) -> list[PlanLine]:
+def parse_plan(text: str, tools: "PlanTools | Mapping[str, BaseTool]", known: int = 0) -> list[PlanLine]:
     """Parse the numbered calls after a reply's first marker.
 
     Args:
         text: The reply.
-        tools: The tools that the calls may name.
+        tools: The tools that the calls may name, by name; `PlanTools` reads each schema once for several plans.
         known: Number of results of earlier plans. If the calls are numbered after them, the calls may refer to them.
     """
+    tools = tools if isinstance(tools, PlanTools) else PlanTools(tools)
     _, _, plan = text.partition(MARKER)
     starts = _find_starts(plan, tools, known)
     before = known if starts and starts[0].number == known + 1 else 0  # number before the first line

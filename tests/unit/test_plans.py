@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from langchain_core.tools import BaseTool, StructuredTool, tool
+from langchain_core.tools import StructuredTool, tool
 
-from lookahead_agent.agents import plans
 from lookahead_agent.agents.plans import (
     MAX_VALUE_LENGTH,
-    PlanLine,
-    PlanTools,
     format_plans,
     is_value,
+    parse_plan,
     plan_form,
     shorten,
 )
@@ -52,10 +49,6 @@ def read_file(name: str, first_line: int = 1) -> str:
 
 
 TOOLS = {entry.name: entry for entry in (sql, calculator, python, read_file)}
-
-
-def parse_plan(text: str, tools: Mapping[str, BaseTool], known: int = 0) -> list[PlanLine]:
-    return plans.parse_plan(text, PlanTools(tools), known)
 
 
 def parsed_arguments(line: str) -> dict[str, Any] | None:
