@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from langchain_core.caches import InMemoryCache
+from langchain_core.load import dumps, loads
 from langchain_core.runnables import RunnableConfig
 
 from lookahead_agent.agents.metrics import NodeMetrics
@@ -51,8 +53,20 @@ def test_cached_prompt_tokens_are_unknown_if_the_engine_does_not_report_them() -
         assert node["prompt_tokens"][role]["cached"] is None
 
 
-def test_replies_from_the_cache_count_nothing() -> None:
-    llm = scripted_chat("One.\n\nIt is 4.", policy="exact:depth=2", cache=InMemoryCache())
+class StoredCache(InMemoryCache):
+    """Keeps replies as text, as LangChain's caches in databases do."""
+
+    def lookup(self, prompt: str, llm_string: str) -> Any:
+        rows = super().lookup(prompt, llm_string)
+        return None if rows is None else [loads(str(row), allowed_objects="core") for row in rows]
+
+    def update(self, prompt: str, llm_string: str, return_val: Any) -> None:
+        super().update(prompt, llm_string, [dumps(reply) for reply in return_val])  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("cache", [InMemoryCache(), StoredCache()])
+def test_replies_from_the_cache_count_nothing(cache: InMemoryCache) -> None:
+    llm = scripted_chat("One.\n\nIt is 4.", policy="exact:depth=2", cache=cache)
     metrics, recorder, bench = NodeMetrics(), TraceRecorder(), CallRecorder(llm.backend.tokenizer().decode)
     config: RunnableConfig = {"callbacks": [metrics, recorder, bench]}
     llm.invoke("q", config)
