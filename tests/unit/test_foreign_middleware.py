@@ -1,10 +1,8 @@
-"""A user's middleware that blocks, asks a model, or raises: only its own run waits or ends."""
+"""A user's middleware that raises: only its own run ends. `test_tool_use.py` has others that block or ask a model."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -38,35 +36,6 @@ class Foreign(AgentMiddleware):
     def wrap_model_call(self, request: Any, handler: Any) -> Any:
         self._function()
         return handler(request)
-
-
-@pytest.mark.parametrize("build", [build_react, build_plan_execute])
-def test_middleware_that_blocks_holds_only_its_own_run(build: Any) -> None:
-    llm = scripted_chat("Four.", policy="off")
-    begun, released = threading.Event(), threading.Event()
-
-    def block() -> None:
-        begun.set()
-        assert released.wait(60)
-
-    with ThreadPoolExecutor(1) as pool:
-        run = pool.submit(build(llm, [add], middleware=[Foreign(block)]).invoke, QUESTION)
-        try:
-            assert begun.wait(60)
-            assert llm.invoke("And three?").text == "Four."
-            assert build(llm, [add]).invoke(QUESTION)["messages"][-1].text == "Four."
-            assert not run.done()
-        finally:
-            released.set()
-        assert run.result(60)["messages"][-1].text == "Four."
-
-
-@pytest.mark.parametrize("build", [build_react, build_plan_execute])
-def test_middleware_asks_a_model(build: Any) -> None:
-    llm, answers = scripted_chat("Four.", policy="off"), list[str]()
-    agent = build(llm, [add], middleware=[Foreign(lambda: answers.append(llm.invoke("Before?").text))])
-    assert agent.invoke(QUESTION)["messages"][-1].text == "Four."
-    assert set(answers) == {"Four."}
 
 
 @pytest.mark.parametrize(
