@@ -75,6 +75,16 @@ class LineTooLongError(ValueError):
     """A stream has an event without an end."""
 
 
+async def read_at_most(response: httpx.Response, limit: int) -> bytes:
+    """Read the first `limit` bytes of a body, which may have no end."""
+    content = bytearray()
+    async for chunk in response.aiter_bytes():
+        content += chunk
+        if len(content) >= limit:
+            break
+    return bytes(content[:limit])
+
+
 class UnfinishedEvent(str):
     """The data of a stream's last event, without the empty line that ends an event."""
 
@@ -261,16 +271,12 @@ class Server:
 
     async def _content(self, response: httpx.Response) -> bytes:
         """Read a response of limited size, and raise the error that it tells."""
-        content = bytearray()
         limit = _MAX_BYTES if response.is_success else _MAX_ERROR_BYTES
-        async for chunk in response.aiter_bytes():
-            content += chunk
-            if len(content) > limit:
-                if response.is_success:
-                    raise EngineError(f"{self.name} sent more than {limit >> 20} MiB")
-                break
-        self._check(response, bytes(content[:limit]))
-        return bytes(content)
+        content = await read_at_most(response, limit + 1)
+        if response.is_success and len(content) > limit:
+            raise EngineError(f"{self.name} sent more than {limit >> 20} MiB")
+        self._check(response, content[:limit])
+        return content
 
     def _event_error(self, event: Mapping[str, Any]) -> EngineError | ConfigurationError:
         """The error of an event that a server sends in place of a part of the reply."""

@@ -119,8 +119,8 @@ def worker_cores(config: VLLMConfig) -> list[int]:
 
     arguments = engine_arguments(config)
     by_user = {"LD_PRELOAD", "OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"} & os.environ.keys()
-    worker_count = arguments.get("tensor_parallel_size", 1) * arguments.get("pipeline_parallel_size", 1)
     by_user |= {"distributed_executor_backend"} & arguments.keys()
+    worker_count = arguments.get("tensor_parallel_size", 1) * arguments.get("pipeline_parallel_size", 1)
     if sys.platform != "linux" or _openmp() is None or not arguments["enforce_eager"] or worker_count != 1 or by_user:
         return []
     return parse_cores(config.cores or "")

@@ -36,6 +36,10 @@ _SIGN_OF_LIFE = 5.0  # seconds between deltas of a request that waits for a rest
 _import_lock = threading.Lock()  # transformers imports its modules on first use, unsafe in two threads at once
 _memory_lock = threading.Lock()  # delays starts on a GPU while an engine starts there that measures the free memory
 
+IN_ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""The `distributed_executor_backend` of an engine core that is its own worker. It is a path, since vLLM replaces the
+name on CPUs: it cannot bind the threads of a process that has started OpenMP."""
+
 
 class VLLMEngine:
     """An engine on vLLM's `AsyncLLM`. It may be created in any thread and is used from one event loop.
@@ -342,8 +346,7 @@ def _job(config: VLLMConfig, shared_draft: SharedDraftBuffer | None, worker_core
     """The arguments of `worker_main`."""
     arguments = vllm_config.engine_arguments(config)
     if worker_cores:
-        # By its path: vLLM would replace its name, as it cannot bind the threads of a process that has started OpenMP.
-        arguments["distributed_executor_backend"] = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+        arguments["distributed_executor_backend"] = IN_ONE_PROCESS
     if shared_draft is not None:
         arguments["additional_config"] = {**arguments.get("additional_config", {}), BUFFER: str(shared_draft.path)}
     return {

@@ -17,7 +17,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from lookahead_agent import errors
-from lookahead_agent.engines.servers import LineTooLongError, events
+from lookahead_agent.engines.servers import LineTooLongError, events, read_at_most
 from lookahead_agent.errors import ConfigurationError, EngineError, LookaheadError
 from lookahead_agent.generation.backend import (
     LIVE_EVENTS,
@@ -152,17 +152,7 @@ async def _get_status(client: httpx.AsyncClient) -> tuple[int, bytes]:
         pid, is_own = peer(response.extensions["network_stream"].get_extra_info("socket"))
         if not is_own:
             raise PermissionError
-        return pid, b"" if response.is_error else await _content(response)
-
-
-async def _content(response: httpx.Response) -> bytes:
-    """The beginning of a body, which may have no end."""
-    content = b""
-    async for chunk in response.aiter_bytes():
-        content += chunk
-        if len(content) > _MAX_BYTES:
-            break
-    return content[:_MAX_BYTES]
+        return pid, b"" if response.is_error else await read_at_most(response, _MAX_BYTES)
 
 
 class UnusableServerError(EngineError):
@@ -217,7 +207,7 @@ class ServerBackend:
                 client.stream("POST", CHAT_PATH, content=content, headers=self._headers) as response,
             ):
                 if response.is_error:
-                    raise _error_of(await _content(response), response.status_code)
+                    raise _error_of(await read_at_most(response, _MAX_BYTES), response.status_code)
                 async for data in events(response.aiter_bytes()):
                     for event in _parse_chunk(data) if data != "[DONE]" else ():
                         finished = isinstance(event, ChatReply)

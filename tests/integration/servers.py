@@ -13,14 +13,13 @@ from pathlib import Path
 import httpx
 
 from lookahead_agent.engines.processes import end_processes
+from lookahead_agent.engines.vllm_engine import IN_ONE_PROCESS
 from tests.integration.conftest import descendants
 
-# One process fewer for each engine, each of which imports vLLM anew.
-IN_ONE_PROCESS = ["--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor"]
 QUICK_START = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
 """Environment variables: the server compiles nothing."""
 TINY = ["--dtype", "float32", "--kv-cache-memory-bytes", str(1 << 28), "--max-model-len", "1024", "--enforce-eager"]
-TINY += IN_ONE_PROCESS
+TINY += ["--distributed-executor-backend", IN_ONE_PROCESS]  # a worker of its own would import vLLM once more
 
 
 def free_port() -> int:
