@@ -7,8 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lookahead_agent.agents.middleware import InvalidToolCallMiddleware, LookaheadPolicyMiddleware
+    from lookahead_agent.agents.middleware import LookaheadPolicyMiddleware
     from lookahead_agent.agents.templates import build_plan_execute
+    from lookahead_agent.agents.tool_results import InvalidToolCallMiddleware
     from lookahead_agent.chat.model import ChatLookahead
     from lookahead_agent.errors import LookaheadError
     from lookahead_agent.policy import POLICIES, VerifierPolicy
@@ -17,7 +18,7 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "ChatLookahead": "lookahead_agent.chat.model",
-    "InvalidToolCallMiddleware": "lookahead_agent.agents.middleware",
+    "InvalidToolCallMiddleware": "lookahead_agent.agents.tool_results",
     "LookaheadError": "lookahead_agent.errors",
     "LookaheadPolicyMiddleware": "lookahead_agent.agents.middleware",
     "POLICIES": "lookahead_agent.policy",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -87,27 +87,3 @@ def validation_message(error: ValidationError) -> str:
         + problem["msg"].removeprefix("Value error, ")  # pydantic's prefix of a message of the library's own
         for problem in error.errors()
     )
-
-
-def check_encodable(value: Any, name: str) -> None:
-    """Check that every string in a value, with its lists and mappings, can be encoded; errors call the value `name`.
-
-    Raises:
-        ConfigurationError: A string has a lone surrogate, which is half a character; the message says where.
-    """
-    remaining: list[tuple[Any, str]] = [(value, name)]
-    while remaining:
-        value, name = remaining.pop()
-        if isinstance(value, str):
-            try:
-                value.encode()
-            except UnicodeEncodeError as error:
-                raise ConfigurationError(
-                    f"{name}: character {error.start} is the lone surrogate U+{ord(value[error.start]):04X}, half a "
-                    "character; replace it, for example by text.encode(errors='replace').decode()"
-                ) from None
-        elif isinstance(value, Mapping):
-            remaining += [(key, f"a key of {name}") for key in value]
-            remaining += [(entry, f"{name}.{ascii(key)[1:-1]}"[:100]) for key, entry in value.items()]
-        elif isinstance(value, (list, tuple)):
-            remaining += [(entry, f"{name}.{place}"[:100]) for place, entry in enumerate(value)]

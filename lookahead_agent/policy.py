@@ -20,14 +20,10 @@ from pydantic import (
     model_validator,
 )
 
-from lookahead_agent.errors import (
-    ConfigurationError,
-    PolicyError,
-    check_encodable,
-    validation_message,
-)
+from lookahead_agent.errors import ConfigurationError, PolicyError, validation_message
 from lookahead_agent.system.delimiters import delimiter_finder
 from lookahead_agent.system.imports import import_object
+from lookahead_agent.system.texts import check_encodable
 
 VerifierName = Literal["off", "exact", "certified", "embedding", "judge", "cascade", "score", "likelihood", "random"]
 

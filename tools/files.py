@@ -14,11 +14,11 @@ from pathlib import Path
 from langchain_core.tools import BaseTool
 
 from lookahead_agent.agents.tool_use import MAX_RESULT_LENGTH, make_tool, truncate
-from lookahead_agent.errors import check_encodable
 from lookahead_agent.sandbox import working_folder
 from lookahead_agent.sandbox.protected_names import refuse_protected
 from lookahead_agent.sandbox.working_folder import read_regular
 from lookahead_agent.system.files import open_folder
+from lookahead_agent.system.texts import check_encodable
 
 _MAX_BYTES = 1 << 20
 _LINE_END = re.compile(r"\r?\n|\r")

@@ -22,7 +22,7 @@ from lookahead_agent.agents.written_calls import (
     whole_reference,
 )
 from lookahead_agent.generation.tool_calls import parse_strict_json
-from lookahead_agent.system.truncation import TRUNCATED
+from lookahead_agent.system.texts import TRUNCATED
 
 MARKER = "Plan:"  # Ends the thoughts and begins the plan; after it only the target writes
 MAX_VALUE_LENGTH = 500  # Maximum length of a result inside a longer argument

@@ -1,22 +1,25 @@
-"""Tool results for models: errors with the tool's arguments, and results that fit into the context."""
+"""What models read of their calls: results that fit into the context, and errors of tools and of calls themselves."""
 
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 from langchain.agents.middleware import (
     AgentMiddleware,
+    AgentState,
     ClearToolUsesEdit,
     ContextEditingMiddleware,
     ModelRequest,
     ModelResponse,
     ToolCallRequest,
+    hook_config,
 )
+from langchain.agents.middleware.types import PrivateStateAttr
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, InvalidToolCall, ToolMessage
 from langchain_core.messages.utils import count_tokens_approximately
 from langchain_core.tools import BaseTool
 from langgraph.types import Command
@@ -239,3 +242,61 @@ def _halve_a_text(messages: list[AnyMessage]) -> bool:
             messages[longest] = messages[longest].model_copy(update={"content": halved})
             return True
     return False
+
+
+class InvalidCallState(AgentState[Any], total=False):
+    """The state of an agent with `InvalidToolCallMiddleware`."""
+
+    invalid_replies: Annotated[int, PrivateStateAttr]  # number of replies in a row with invalid calls only
+
+
+@dataclass(eq=False)
+class InvalidToolCallMiddleware(AgentMiddleware[Any, Any, Any]):
+    """Tells the model which of its tool calls were invalid, and lets it retry.
+
+    Without it such an agent ends with an empty answer, because LangChain reads only `tool_calls`:
+
+        ```python
+        agent = create_agent(llm, tools, middleware=[InvalidToolCallMiddleware(max_retries=2)])
+        ```
+
+    Each invalid call gets a `ToolMessage` of the status "error" that explains the error. After `max_retries` retries in
+    a row without any valid call, the agent ends with a message that says so.
+
+    Args:
+        max_retries: Maximum number of retries in a row, at least 0.
+
+    Raises:
+        ValueError: `max_retries` is negative.
+    """
+
+    state_schema = InvalidCallState
+    max_retries: int = 2
+
+    def __post_init__(self) -> None:
+        if self.max_retries < 0:
+            raise ValueError("max_retries is at least 0")
+
+    @hook_config(can_jump_to=["model", "end"])
+    def after_model(self, state: AgentState[Any], runtime: Any) -> dict[str, Any] | None:
+        """Answer the invalid calls."""
+        reply = state["messages"][-1]
+        failures: int = state.get("invalid_replies", 0)  # type: ignore[assignment]
+        if not isinstance(reply, AIMessage) or not reply.invalid_tool_calls:
+            return {"invalid_replies": 0} if failures else None
+        notes: list[AnyMessage] = [*map(_explain_invalid, reply.invalid_tool_calls)]
+        if reply.tool_calls:
+            return {"messages": notes, "invalid_replies": 0}
+        if failures < self.max_retries:
+            return {"messages": notes, "jump_to": "model", "invalid_replies": failures + 1}
+        problem = f"{failures + 1} replies in a row had tool calls that could not be read; {notes[-1].text}"
+        return {"messages": [*notes, AIMessage(problem)], "jump_to": "end", "invalid_replies": 0}
+
+
+def _explain_invalid(call: InvalidToolCall) -> ToolMessage:
+    """Return a message with the error of an invalid call, for the model."""
+    reason, name = call.get("error") or "its arguments are not a JSON object", call.get("name")
+    # Small models call again only if the message names the tool.
+    instruction = f"Call {name or 'the tool'} again, with arguments that are one JSON object."
+    text = f"Error: this call could not be read ({reason}). {instruction}"
+    return ToolMessage(text, tool_call_id=call.get("id") or "", name=name, status="error")

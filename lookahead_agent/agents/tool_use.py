@@ -19,8 +19,8 @@ from pydantic import ValidationError
 from lookahead_agent.engines.foreign_loop import ForeignLoop
 from lookahead_agent.errors import ForeignCodeError, LookaheadError, validation_message
 from lookahead_agent.system import background
-from lookahead_agent.system.truncation import MAX_RESULT_LENGTH as MAX_RESULT_LENGTH
-from lookahead_agent.system.truncation import truncate as truncate
+from lookahead_agent.system.texts import MAX_RESULT_LENGTH as MAX_RESULT_LENGTH
+from lookahead_agent.system.texts import truncate as truncate
 
 _EXPECTED_ERRORS = (ToolException, ValueError, LookaheadError)  # Errors that a tool raises on purpose, to be read
 

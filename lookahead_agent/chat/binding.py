@@ -17,10 +17,11 @@ from langchain_core.tools import BaseTool
 from lookahead_agent.chat.messages import template_messages, without_empty_replies
 from lookahead_agent.chat.structured_output import Form, FormParser, Method, callback_schema, with_parser
 from lookahead_agent.engines.tokenizer import Tokenizer
-from lookahead_agent.errors import ConfigurationError, check_encodable
+from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.generation.call_options import choose_tools, openai_tools, split_choice
 from lookahead_agent.generation.local_backend import LocalBackend
 from lookahead_agent.policy import VerifierPolicy
+from lookahead_agent.system.texts import check_encodable
 
 _UNSUPPORTED = (
     *(f"{kind}_{direction}puts" for kind in ("image", "audio", "video") for direction in ("in", "out")),

@@ -19,8 +19,9 @@ from langchain_core.messages import (
 from langchain_core.messages.tool import invalid_tool_call, tool_call
 
 from lookahead_agent.engines.chat_template import FINISHED, continues
-from lookahead_agent.errors import ConfigurationError, check_encodable
+from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.generation.tool_calls import UNREADABLE
+from lookahead_agent.system.texts import check_encodable
 
 THINKING_KEY = "reasoning_content"
 """Key of `additional_kwargs` with a reply's thinking: `content_blocks` shows it as a block of type "reasoning"."""

@@ -17,7 +17,7 @@ from lookahead_agent.chat.fields import EngineFields
 from lookahead_agent.chat.messages import conversation
 from lookahead_agent.engines.chat_template import continues
 from lookahead_agent.engines.protocol import Sampling
-from lookahead_agent.errors import ConfigurationError, PolicyError, check_encodable
+from lookahead_agent.errors import ConfigurationError, PolicyError
 from lookahead_agent.generation.backend import GenerateRequest
 from lookahead_agent.generation.call_options import (
     NO_LIMIT,
@@ -29,6 +29,7 @@ from lookahead_agent.generation.call_options import (
 )
 from lookahead_agent.models.catalogue import GREEDY
 from lookahead_agent.policy import PolicyLike, VerifierPolicy, as_policy, node_path
+from lookahead_agent.system.texts import check_encodable
 
 if TYPE_CHECKING:
     from langgraph.graph.state import CompiledStateGraph

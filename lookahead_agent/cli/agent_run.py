@@ -21,7 +21,7 @@ from lookahead_agent.decoding.request import STEP_EVENT
 from lookahead_agent.errors import LookaheadError
 from lookahead_agent.runtime.engine_set import NO_DRAFT
 from lookahead_agent.system.plain_text import PlainTextStream
-from lookahead_agent.system.truncation import truncate
+from lookahead_agent.system.texts import truncate
 from lookahead_agent.trace.node_times import node_times, spans_of
 from lookahead_agent.trace.recorder import TraceRecorder, replies
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from lookahead_agent.errors import ConfigurationError, check_encodable
+from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.system.texts import check_encodable
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")

@@ -21,7 +21,8 @@ from pydantic import (
 )
 
 from lookahead_agent.engines.json_schema import check_schema, refers_to_itself, relocate, repair, target
-from lookahead_agent.errors import ConfigurationError, check_encodable
+from lookahead_agent.errors import ConfigurationError
+from lookahead_agent.system.texts import check_encodable
 
 
 def _reject_bool(value: Any) -> Any:

@@ -17,12 +17,13 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, get_args
 
-from lookahead_agent.errors import ConfigurationError, IsolationError, check_encodable
+from lookahead_agent.errors import ConfigurationError, IsolationError
 from lookahead_agent.sandbox.cgroup import memory_cgroup
 from lookahead_agent.sandbox.child import ChildResult, program_text, run_child
 from lookahead_agent.sandbox.seccomp import system_call_filter
 from lookahead_agent.sandbox.worker import BEGUN, HOST, NO_SANDBOX, may_change_user, write_copies
 from lookahead_agent.sandbox.working_folder import ChangeLimits, copy_files, disk_space, pack_code, save_changes
+from lookahead_agent.system.texts import check_encodable
 
 _HOME = "/own"
 _MAX_FILE_BYTES = 16 << 20

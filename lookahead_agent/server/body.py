@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from lookahead_agent.errors import ConfigurationError, check_encodable
+from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.generation.tool_calls import STRICT_NUMBERS, levels, reject_duplicates
 from lookahead_agent.server.errors import RefusedError
+from lookahead_agent.system.texts import check_encodable
 
 Body = TypeVar("Body", bound=BaseModel)
 

@@ -20,7 +20,7 @@ from lookahead_agent.decoding.request import STEP_EVENT
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.policy import node_path
 from lookahead_agent.system.jsonl import Row, RowFile
-from lookahead_agent.system.truncation import truncate
+from lookahead_agent.system.texts import truncate
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from tests.unit.trips import invoke_trip, plan_execute_trip
 
 PACKAGE = Path(lookahead_agent.__file__).parent
 MAX_MODULES, MAX_CHANGES = 20, 600
-MAX_PLAN_MODULES, MAX_PLAN_CHANGES = 30, 1_000
+MAX_PLAN_MODULES, MAX_PLAN_CHANGES = 28, 1_000
 MAX_LAYERS = 12
 
 

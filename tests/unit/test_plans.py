@@ -21,7 +21,7 @@ from lookahead_agent.agents.plans import (
     shorten,
 )
 from lookahead_agent.agents.written_calls import Parameters
-from lookahead_agent.system.truncation import truncation_notice
+from lookahead_agent.system.texts import truncation_notice
 
 
 @tool

@@ -31,7 +31,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.types import Command
 
-from lookahead_agent.agents.middleware import InvalidToolCallMiddleware, standard_middleware
+from lookahead_agent.agents.middleware import standard_middleware
 from lookahead_agent.agents.templates import (
     build_llm_compiler,
     build_plan_execute,
@@ -41,6 +41,7 @@ from lookahead_agent.agents.templates import (
     build_self_consistency,
     build_supervisor,
 )
+from lookahead_agent.agents.tool_results import InvalidToolCallMiddleware
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.testing import scripted_chat
 
