@@ -134,7 +134,7 @@ def measure(
                 )
             seconds = time.monotonic() - started
             after = {role: cached_tokens(ports[role]) for role in ports}
-    shares = {role: (after[role][1] - before[role][1]) / max(1.0, after[role][0] - before[role][0]) for role in ports}
+    looked_up, found_there = ({role: after[role][index] - before[role][index] for role in ports} for index in range(2))
     places: dict[str, dict[str, set[str]]] = {role: defaultdict(set) for role in ports}
     requests: dict[str, Counter[str]] = {role: Counter() for role in ports}
     roles = {f"127.0.0.1:{port}": role for role in ports for port in ports[role]}
@@ -147,7 +147,8 @@ def measure(
     together = {role: sum(len(found) == 1 for found in places[role].values()) for role in ports}
     cells = [label, str(steps), f"{seconds:.1f} s"]
     for role in ports:
-        cells += [f"{shares[role]:.0%}", f"{together[role]} of {len(places[role])}"]
+        cells += [f"{looked_up[role] - found_there[role]:,.0f}", f"{found_there[role] / max(1.0, looked_up[role]):.0%}"]
+        cells += [f"{together[role]} of {len(places[role])}"]
         cells += [" and ".join(str(count) for _, count in sorted(requests[role].items()))]
     return f"| {' | '.join(cells)} |"
 
@@ -172,11 +173,12 @@ def main(target: str, draft: str, *arguments: str) -> None:
         print(
             "| replicas | steps | time | "
             + " | ".join(
-                f"{role}: cached prompt tokens | {role}: replies on one replica | {role}: requests" for role in models
+                f"{role}: prefilled prompt tokens | {role}: cached | {role}: replies on one replica | {role}: requests"
+                for role in models
             )
             + " |"
         )
-        print("|---" * 9 + "|")
+        print("|---" * 11 + "|")
         print(measure("one", folder / "one", one, models, ("X-Session-ID",)), flush=True)
         print(measure("two, with the key", folder / "key", ports, models, ("X-Session-ID",)), flush=True)
         # The key is in a header that nginx logs and does not read.
