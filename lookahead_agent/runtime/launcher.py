@@ -241,7 +241,7 @@ class EngineLauncher:
         """An engine on this role's server, not yet connected."""
         models, remote = self._spec.models, self._spec.remote[role]
         facts = models.target if role == "target" else models.draft or models.target
-        folder = await in_daemon_thread(lambda: fetch_tokenizer(facts, self.progress))
+        folder = await in_daemon_thread(lambda: self.loaders.fetch_config(facts, self.progress))
         tokenizer = await asyncio.to_thread(HFTokenizer, folder)
         arguments = self._spec.target_arguments if role == "target" else self._spec.draft_arguments
         return self.hold(OpenAIEngine(remote, tokenizer, role, context_length=arguments.get("max_model_len")))

@@ -5,7 +5,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -264,20 +264,25 @@ class Runtime:
         self.running = engines
 
     async def _start_engines(self) -> tuple[Engine, Engine | LookaheadError | None]:
-        """Start target and draft concurrently; for a draft that does not start, return the error."""
+        """Start target and draft; for a draft that does not start, return the error.
+
+        They start concurrently, except that a server is asked first: its failure is an error before a draft loads.
+        """
+        setup = self.launcher.setup
         await self.launcher.place()
-        starts = [self._start_target()]
-        if self.launcher.setup.draft is not None and self.launcher.setup.draft_engine:
-            starts.append(self._supervisor.start_draft())
-        # Wait for both, so that no engine is left behind.
-        target, *drafts = await asyncio.gather(*starts, return_exceptions=True)
-        draft = drafts[0] if drafts else None
-        dispensable = isinstance(draft, LookaheadError) and not isinstance(draft, ConfigurationError)
-        failures = [result for result in (target, None if dispensable else draft) if isinstance(result, BaseException)]
-        if failures:
-            await in_daemon_thread(self.launcher.release)
-            raise failures[0]
-        return target, draft  # type: ignore[return-value]
+        starts: list[Callable[[], Awaitable[Engine]]] = [self._start_target]
+        if setup.draft is not None and setup.draft_engine:
+            starts.append(self._supervisor.start_draft)
+        started: list[Engine | BaseException] = []
+        for group in [starts] if setup.target is not None else [[start] for start in starts]:
+            # Wait for all, so that no engine is left behind.
+            started += await asyncio.gather(*(start() for start in group), return_exceptions=True)
+            for engine in started:
+                dispensable = isinstance(engine, LookaheadError) and not isinstance(engine, ConfigurationError)
+                if isinstance(engine, BaseException) and not (dispensable and engine is not started[0]):
+                    await in_daemon_thread(self.launcher.release)
+                    raise engine
+        return started[0], started[1] if len(started) > 1 else None  # type: ignore[return-value]
 
     async def _fetch_target(self) -> Path | None:
         return await self.launcher.fetch(self.spec.models.target) if self.spec.is_local("target") else None

@@ -27,6 +27,7 @@ from lookahead_agent.system import background
 from lookahead_agent.system.machine import available_cores
 from lookahead_agent.verifiers.embedding import RemoteEmbedder
 from lookahead_agent.verifiers.judge import EngineJudge, RemoteJudge
+from tests.unit.fake_vllm import tokenizer_in
 from tests.waiting import wait_until
 
 
@@ -169,6 +170,15 @@ def test_a_failed_start_of_the_target_releases_the_draft() -> None:
     assert not pool.held
 
 
+def test_a_server_that_does_not_answer_is_an_error_before_a_draft_loads(tmp_path: Path) -> None:
+    tokenizer_in(tmp_path)
+    server = RemoteModel("http://127.0.0.1:9/v1", max_retries=0)
+    pool, spec = Pool(), RuntimeSpec(MODELS, remote={"target": server})
+    with pytest.raises(EngineError, match=r"127\.0\.0\.1:9"):
+        start_engines(spec, "exact:depth=4", pool, fetch_config=lambda *_: tmp_path)
+    assert not pool.started
+
+
 def test_an_engine_whose_call_was_cancelled_during_its_start_is_released_on_close() -> None:
     entered, proceed = threading.Event(), threading.Event()
 
@@ -255,6 +265,7 @@ GPU_BYTES = 16 << 30
 def small_model_folder(facts: ModelFacts, progress: object) -> Path:
     folder = model_folder(facts, progress)
     (folder / "config.json").write_text(json.dumps(SMALL))
+    tokenizer_in(folder)
     return folder
 
 
