@@ -16,7 +16,7 @@ _MAX_CHARACTERS = 1 << 23  # characters of remembered prompts; each prompt of a 
 _MAX_REPLIES = 4096  # remembered replies: each prompt is compared with theirs, in less than a millisecond
 
 
-class _Reply(NamedTuple):
+class _CachedReply(NamedTuple):
     """A reply: text and tokens of its prompt, its own without the end token, and the text of the end token."""
 
     prompt: str
@@ -30,14 +30,14 @@ class ReplyTokenCache:
     """Remembers the latest replies of a model; thread-safe."""
 
     def __init__(self, max_characters: int = _MAX_CHARACTERS) -> None:
-        self._replies: OrderedDict[tuple[str, str], _Reply] = OrderedDict()
+        self._replies: OrderedDict[tuple[str, str], _CachedReply] = OrderedDict()
         self._max_characters = max_characters
         self._characters = 0
         self._lock = threading.Lock()
 
     def add(self, prompt: str, prompt_ids: Sequence[int], reply: str, reply_ids: Sequence[int], end: str) -> None:
         """Remember a reply: its prompt, its text and tokens without the end token, and the text of the end token."""
-        entry = _Reply(prompt, array("i", prompt_ids), reply.strip(), array("i", reply_ids), end)
+        entry = _CachedReply(prompt, array("i", prompt_ids), reply.strip(), array("i", reply_ids), end)
         with self._lock:
             previous = self._replies.pop((prompt, entry.reply), None)
             self._characters += len(prompt) if previous is None else 0
