@@ -10,9 +10,7 @@ from itertools import takewhile
 
 from lookahead_agent.engines.protocol import Engine, Sampling
 from lookahead_agent.engines.vllm_config import runs_on_cpu
-from lookahead_agent.system.background import describe, is_cancelled, wait_for_end
-
-logger = logging.getLogger(__name__)
+from lookahead_agent.system.background import is_cancelled, log_unattended, wait_for_end
 
 _MAX_PREFIXES = 16  # prompts that wait, and prompts that an engine has read recently
 
@@ -74,7 +72,7 @@ class PrefixWarmer:
     def _report(self, error: BaseException) -> None:
         """Log the first failure as a warning: the replies are complete, and only their prompts take longer."""
         level = logging.DEBUG if self._has_failed else logging.WARNING
-        logger.log(level, "prompts are not read ahead: %s", describe(error))
+        log_unattended(level, "prompts are not read ahead", error)
         self._has_failed = True
 
     async def _read_waiting(self) -> None:

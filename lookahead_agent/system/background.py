@@ -177,9 +177,15 @@ def submit_unattended(coroutine: Coroutine[Any, Any, None], failure: str) -> Non
 
     def report(future: Future[None]) -> None:
         if not future.cancelled() and (error := future.exception()) is not None:
-            logger.warning("%s: %s", failure, describe(error))
+            log_unattended(logging.WARNING, failure, error)
 
     submit(coroutine).add_done_callback(report)
+
+
+def log_unattended(level: int, failure: str, error: BaseException) -> None:
+    """Log an error for which nobody waits, unless the program ends: libraries then fail under what still runs."""
+    if threading.main_thread().is_alive():
+        logger.log(level, "%s: %s", failure, describe(error))
 
 
 class _StreamEnd:

@@ -169,3 +169,28 @@ def test_synchronous_call_in_the_loops_own_thread_is_an_error_in_words() -> None
         return [*errors, (await llm.ainvoke("q")).text]
 
     assert background.run(ask())[-1] == "It is 4."
+
+
+ENDING = """
+import atexit, asyncio, logging
+from lookahead_agent.system import background
+
+async def fail():
+    raise RuntimeError(when)
+
+def fail_unattended(name):
+    global when
+    when = name
+    background.submit_unattended(fail(), "prompts are not read ahead")
+    background.run(asyncio.sleep(0.1))
+
+logging.basicConfig()
+fail_unattended("in the program")
+atexit.register(fail_unattended, "at its end")
+"""
+
+
+def test_errors_for_which_nobody_waits_are_logged_until_the_program_ends() -> None:
+    process = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=100, check=False)
+    assert process.returncode == 0, process.stderr
+    assert [line.rpartition(": ")[2] for line in process.stderr.splitlines()] == ["in the program"]
