@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from lookahead_agent.decoding.segmenter import PrefixContext, Segmentation, Segmenter
 from lookahead_agent.decoding.step import Step, StepEnd
+from lookahead_agent.decoding.thinking import ThinkingBudget, ThinkingState
 from lookahead_agent.engines import ScriptedTokenizer
+from lookahead_agent.engines.chat_template import ThinkingTags
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.system.delimiters import delimiter_finder
 
@@ -170,6 +172,16 @@ def test_the_opening_thinking_tag_ends_a_step() -> None:
     step = Segmenter(rules, stream, PrefixContext(ROOM), 10).push(0)
     assert step is not None
     assert step.end is StepEnd.THINKING
+
+
+def test_a_marker_before_the_step_does_not_end_the_step_that_closes_the_thinking() -> None:
+    tags = ThinkingTags(separator="\n\n")
+    before = PrefixContext(ROOM).then("<think>Plan: ")
+    budget = ThinkingBudget(1, ThinkingState(tags, inside=True))
+    rules, stream = Segmentation(action_markers=("Plan:",)), TokenTexts("hm", "</think>", "\n\n")
+    step = Segmenter(rules, stream, before, 10, budget, lambda _: [1, 2]).push(0)
+    assert step is not None
+    assert (step.text, step.end) == ("hm</think>\n\n", StepEnd.DELIMITER)
 
 
 def test_a_marker_split_by_the_step_limit_is_still_found() -> None:
