@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookahead_agent.decoding import DecodingSettings, Reply, lookahead
+from lookahead_agent.decoding.accounting import ReplyClock
 from lookahead_agent.decoding.verifier import DraftStep, PartialStep, StepPair, Verdict
 from lookahead_agent.engines import Sampling, ScriptedEngine, ScriptedStep
 from lookahead_agent.engines.protocol import Delta
@@ -147,6 +148,23 @@ def test_target_that_fails_as_judge_completes_the_reply_alone() -> None:
 def test_waiting_time_is_zero_if_an_engine_is_always_busy() -> None:
     reply = Pair(STEPS, STEPS).run(ACCEPT_ALL)
     assert reply.report.seconds["waiting"] == pytest.approx(0)
+
+
+def test_waiting_time_is_that_in_which_nothing_is_busy() -> None:
+    at = 0.0
+    clock = ReplyClock(lambda: at)
+    at = 1.0
+    with clock.target:
+        at = 3.0
+        with clock.draft:
+            at = 4.0
+    at = 6.0
+    with clock.verifier:
+        at = 6.5
+    at = 8.0
+    seconds = clock.seconds()
+    assert [seconds[each] for each in ("total", "target", "draft", "verifier")] == [8.0, 3.0, 1.0, 0.5]
+    assert seconds["waiting"] == 1.0 + 2.0 + 1.5
 
 
 def test_prefill_and_decode_times_add_up_to_the_total() -> None:
