@@ -97,6 +97,12 @@ def test_draft_restarts_from_the_targets_text_after_a_divergence() -> None:
     assert all("".join(STEPS).startswith(prefix) for prefix in prefixes), "every line continues the target's text"
 
 
+def test_draft_restarts_if_only_its_first_token_differs() -> None:
+    pair = SharedDraftPair(["First this one is it.\n\n"], ["Second this one is it.\n\n"])
+    run_in_virtual_time(pair.speculate())
+    assert len(pair.target.lines.prefixes) > 1
+
+
 def test_slow_draft_restarts_from_the_targets_latest_token_without_delaying_it() -> None:
     fast = [ScriptedStep("one two three four five six seven eight nine ten.\n\n", 1), ScriptedStep("Done.", 1)]
     slow = [ScriptedStep("one two three four five six seven eight nine ten.\n\n", 60), ScriptedStep("Done.", 1)]
@@ -121,6 +127,26 @@ def test_seeded_sampling_gets_no_draft_tokens() -> None:
         pair = SharedDraftPair(STEPS, STEPS)
         reply = run_in_virtual_time(pair.speculate(sampling=sampling))
         assert (reply.report.draft_tokens.total > 0) == expected
+
+
+def test_draft_writes_no_token_after_the_limit_of_the_reply() -> None:
+    pair = SharedDraftPair(STEPS, OTHER)
+    limit = 9
+    run_in_virtual_time(pair.speculate(sampling=Sampling(max_tokens=limit)))
+    assert pair.draft is not None
+    written = [len(ids) - len(pair.prompt) + sampling.max_tokens for ids, sampling in pair.draft.requests]
+    assert len(written) > 1
+    assert set(written) == {limit}
+
+
+def test_prompt_of_the_draft_is_counted_once_with_its_cached_tokens() -> None:
+    pair = SharedDraftPair(STEPS, OTHER)
+    assert pair.draft is not None
+    pair.draft.prefix_cache = True
+    for cached in (0, len(pair.prompt) - 1):
+        reply = run_in_virtual_time(lookahead(pair.request(), pair.target, pair.draft, None))
+        prompt = reply.report.draft_prompt
+        assert (prompt.total, prompt.cached) == (len(pair.prompt), cached)
 
 
 def test_target_receives_draft_steps_and_the_follower_continues_after_a_divergence() -> None:
