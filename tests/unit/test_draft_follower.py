@@ -97,12 +97,6 @@ def test_draft_restarts_from_the_targets_text_after_a_divergence() -> None:
     assert all("".join(STEPS).startswith(prefix) for prefix in prefixes), "every line continues the target's text"
 
 
-def test_draft_restarts_if_only_its_first_token_differs() -> None:
-    pair = SharedDraftPair(["First this one is it.\n\n"], ["Second this one is it.\n\n"])
-    run_in_virtual_time(pair.speculate())
-    assert len(pair.target.lines.prefixes) > 1
-
-
 def test_slow_draft_restarts_from_the_targets_latest_token_without_delaying_it() -> None:
     fast = [ScriptedStep("one two three four five six seven eight nine ten.\n\n", 1), ScriptedStep("Done.", 1)]
     slow = [ScriptedStep("one two three four five six seven eight nine ten.\n\n", 60), ScriptedStep("Done.", 1)]
