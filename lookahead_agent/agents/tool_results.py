@@ -73,7 +73,7 @@ class ToolResultMiddleware(AgentMiddleware[Any, Any, Any]):
             # The tool cancelled a scope of its own; the call was not cancelled.
             call = request.tool_call
             result = ToolMessage(error_text(error), tool_call_id=call["id"], name=call["name"], status="error")
-        # In a thread, because counting tokens may read the tokenizer's files.
+        # This runs in a thread, because counting tokens may read the tokenizer's files.
         return await asyncio.to_thread(self._readable, request, result)
 
     def _readable(self, request: ToolCallRequest, result: ToolResult) -> ToolResult:

@@ -31,8 +31,8 @@ _PLAIN = re.compile(
     rf"(?:[A-Za-z][A-Za-z ]*\s*[=:]\s*)?(?P<value>{_VALUE.pattern})\s*%?(?:\s+(?!pi\b)[A-Za-z]{{2,}}[A-Za-z /]*"
     r"(?:\^\s*\{?[23]\}?)?)?\.?"
 )
-_UNIT_BEFORE = re.compile(r"[A-Za-z]\s*\^\s*\{?\s*$")  # as in "12 cm^2"
-# Before a number that is part of an expression.
+_UNIT_BEFORE = re.compile(r"[A-Za-z]\s*\^\s*\{?\s*$")  # a unit before its exponent, as in "12 cm^2"
+# Text before a number that is part of an expression.
 _EXPRESSION_BEFORE = re.compile(r"(?:\^\s*\{?|\\sqrt\s*(?:\[[^\]]*\])?\s*\{?|\\(?:times|cdot|pi)\s*|[×·]\s*)$")
 _CHOICE = re.compile(r"\(?([A-Z])\)?[.:]?")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")

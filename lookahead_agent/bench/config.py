@@ -37,7 +37,7 @@ TASKS: tuple[TaskName, ...] = get_args(TaskName)
 
 BASELINE: ModeName = "off"
 
-NODES = "nodes"  # in place of a policy: the template's policy of each node ("balanced" for plain questions)
+NODES = "nodes"  # value in place of a policy: the template's policy of each node ("balanced" for plain questions)
 
 VARIANT = re.compile(rf"off ({'|'.join(get_args(Precision))})")  # the target alone in another precision
 
@@ -53,7 +53,7 @@ class TaskConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = ""  # in reports; empty: `task`
+    name: str = ""  # name in reports; empty: `task`
     task: TaskName = "questions"
     dataset: str = OWN  # JSON Lines file with question and answer, or "own"
     limit: int | None = Field(None, ge=1)  # number of problems; None: all
@@ -131,7 +131,7 @@ class BenchConfig(BaseModel):
     judge_engine_args: dict[str, Any] = Field(default_factory=dict)
     # `ChatLookahead.token_speculation` in the modes "sd" and "lr+sd"
     token_speculation: str | dict[str, Any] = "draft_model"
-    precision: Precision = "auto"  # of the target's weights in all modes but "auto"
+    precision: Precision = "auto"  # precision of the target's weights in all modes but "auto"
     # 0 is greedy; None: the model's recommended value; the same for the next two
     temperature: float | None = Field(0.0, ge=0)
     top_p: float | None = Field(None, gt=0, le=1)
@@ -192,9 +192,9 @@ class TaskConfiguration:
     """One configuration of a task."""
 
     mode: ModeName
-    policy: str  # of nodes with step speculation, or "nodes"
+    policy: str  # policy of nodes with step speculation, or "nodes"
     changes: str = ""  # options of that policy, as in "depth=8"
-    precision: Precision | None = None  # of the target's weights; None: the benchmark's
+    precision: Precision | None = None  # precision of the target's weights; None: the benchmark's
     peer: str = ""  # name and URL of a server, as in "llama.cpp=http://127.0.0.1:8080/v1"
 
     @property

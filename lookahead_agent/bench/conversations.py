@@ -17,7 +17,7 @@ from lookahead_agent.bench.problems import OWN, dataset_file
 from lookahead_agent.errors import ConfigurationError
 from lookahead_agent.system.jsonl import read_lines, read_value
 
-JsonMessage = Mapping[str, Any]  # in the format of OpenAI's API, as are tools
+JsonMessage = Mapping[str, Any]  # message in the format of OpenAI's API, which tools have too
 NamedCall = tuple[str, Any]  # name and arguments; arguments that are not a JSON object stay a string
 
 OWN_CONVERSATIONS = 24

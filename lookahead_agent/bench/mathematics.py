@@ -13,8 +13,8 @@ from contextlib import suppress
 
 from lookahead_agent.errors import ConfigurationError, MissingExtraError
 
-_SECONDS = 60  # of the child, whose imports take some
-_CPU_SECONDS = 10  # of the child
+_SECONDS = 60  # time limit of the child, whose imports take some seconds
+_CPU_SECONDS = 10  # CPU time limit of the child
 _BYTES = 2 << 30  # memory of the child
 
 FormulaPair = tuple[str, str | None]
@@ -62,7 +62,7 @@ def _main(cpu_seconds: int) -> None:
             result: bool | None = bool(first) and not isinstance(first[0], str)
             if result and given is not None:
                 result = verify(first, parse(f"\\boxed{{{given}}}"))
-        except Exception:  # of SymPy, about an expression that it cannot take
+        except Exception:  # SymPy raises it for an expression that it cannot take
             result = None
         sys.stdout.write(f"{json.dumps(result)}\n")
         sys.stdout.flush()

@@ -28,10 +28,10 @@ class Parity:
 
     task: str
     configuration: str
-    runs: int = 0  # that both configurations have
+    runs: int = 0  # runs that both configurations have
     acts: int = 0  # actions in replies and tool runs, without speculation
     promised: int = 0  # runs whose policies promise equality
-    differences: list[Difference] = field(default_factory=list)  # at most one per run
+    differences: list[Difference] = field(default_factory=list)  # one difference for each run that differs
 
     @property
     def holds(self) -> bool:

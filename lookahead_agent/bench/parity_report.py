@@ -49,7 +49,7 @@ class ServerComparison:
     pairs: list[tuple[ServerReply, ServerReply]]  # the first server's reply and this one's, to the same turns
     calls_differ: Estimate  # share of the turns
     bytes_differ: Estimate
-    differences: dict[str, Estimate]  # by figure, this server's mean minus the first's
+    differences: dict[str, Estimate]  # this server's mean minus the first's, by figure
 
     @property
     def worse(self) -> list[str]:

@@ -36,7 +36,7 @@ class _Asked(BaseException):
 class AskingModel(ChatLookahead):
     """A chat model whose calls in a node end with their request, before a reply is written."""
 
-    asking_node: str  # of the graph
+    asking_node: str  # the graph's node whose calls end with their request
 
     @classmethod
     def of(cls, llm: ChatLookahead, node: str) -> Self:

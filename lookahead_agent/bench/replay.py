@@ -118,7 +118,7 @@ class ReplayBench:
 
     def _differs(self, sample: Sample) -> bool:
         reply = self._ids.replies.get(sample.problem)
-        if reply is None:  # of an earlier run with more recordings
+        if reply is None:  # the sample is of an earlier run with more recordings
             return False
         written = sample.calls[-1].token_ids if sample.calls else None
         if sample.mode not in LOOKAHEAD:

@@ -78,7 +78,7 @@ def solve(
     question = f"{question}\n\n{task.prompt}" if task.prompt else question
     llm = llm.model_copy(update={"seed": seed})
     if task.task == "questions":
-        # In a runnable, since a streaming model dispatches its step events only inside one.
+        # A runnable calls the model, since a streaming model dispatches its step events only inside one.
         chain: Runnable[str, str] = RunnableLambda(lambda text: llm.invoke([HumanMessage(text)]).text)
         return chain.invoke(question, config)
     if task.task == "self_consistency" and getattr(llm, "temperature", None) == 0:
@@ -222,7 +222,7 @@ class Bench:
     def _measure(self, turn: JobTurn, on_sample: Callable[[Sample], None]) -> None:
         llm, peer = self._models[turn[0].task, turn[0].configuration], turn[0].configuration.peer
         engines = background.run(_engines(llm)) if not peer else {"target": {"server": peer, "model": llm.model_name}}
-        # In daemon threads, which do not block the exit of an interrupted program; the first failure ends the turn.
+        # Daemon threads do not block the exit of an interrupted program; the first failure ends the turn.
         jobs = (background.in_daemon_thread(partial(self._sample, job, llm, engines)) for job in turn)
         for sample in background.stream(partial(background.forward, background.as_completed(jobs))):
             self.out.append(sample.model_dump(mode="json"))

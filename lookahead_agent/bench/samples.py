@@ -52,7 +52,7 @@ class CallRecord(_Record):
     seconds: NonNegativeFloat
     first_token: NonNegativeFloat | None = None  # seconds to its first committed token; None: unknown
     prompt_tokens: int = 0
-    cached_tokens: int | None = None  # of these from the target's prefix cache; None: unknown
+    cached_tokens: int | None = None  # prompt tokens from the target's prefix cache; None: unknown
     new_share: float = 1.0  # share of the prompt that is its last message
     lookup_passes: float = 1.0  # forward passes per token with prompt lookup, as estimated from texts
     output_tokens: int
@@ -61,7 +61,7 @@ class CallRecord(_Record):
     accepted: int  # draft steps among the committed ones
     verifier_calls: int = 0  # draft steps that the verifier judged
     judge_calls: int = 0  # prompts to a judge model
-    tokens: dict[str, dict[str, int]]  # of "target" and "draft": number of "committed", "rejected" and "aborted"
+    tokens: dict[str, dict[str, int]]  # numbers of "committed", "rejected" and "aborted" tokens of "target" and "draft"
     # `seconds` of the metadata: prompt, writing, and the busy times of draft, target and verifier
     busy: dict[str, float] = Field(default_factory=dict)
     speculation_disabled: str | None = None  # the reason; None: speculation was not disabled
@@ -73,10 +73,10 @@ class CallRecord(_Record):
 class ToolRecord(_Record):
     """One run of a tool."""
 
-    path: str | None = None  # as in `CallRecord`, like `step`, `started` and `seconds`
+    path: str | None = None  # the same field as in `CallRecord`, like `step`, `started` and `seconds`
     step: int | None = None
     name: str
-    arguments: str  # as JSON
+    arguments: str  # JSON of the arguments
     started: float
     seconds: NonNegativeFloat = 0.0
     failed: bool = False

@@ -16,7 +16,7 @@ _PATTERN = re.compile(r"([\w.+-][\w.+ -]*)=(?:(\S+)@)?(https?://\S+)")
 _EXAMPLE = "plain=http://127.0.0.1:8000/v1 or plain=MODEL@http://127.0.0.1:8000/v1"
 _PROBE: Any = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}}}
 _QUESTION: Any = [{"role": "user", "content": "What time is it?"}]
-_REFUSALS = (401, 403, 404)  # of the key, the model or the address: each further request would fail alike
+_REFUSALS = (401, 403, 404)  # statuses that refuse key, model or address: each further request would fail alike
 
 
 @dataclass(frozen=True)

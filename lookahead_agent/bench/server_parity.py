@@ -35,14 +35,14 @@ class ServerReply(BaseModel):
     schema_version: int = SCHEMA
     kind: Literal["server reply"] = KIND
     server: str
-    position: int = Field(ge=0)  # of the server in the command; the others are compared with the first
+    position: int = Field(ge=0)  # place of the server in the command; the others are compared with the first
     url: str
     model: str
     conversation: str
     task: str
     sample: int
     turn: int
-    turns: int  # of the conversation
+    turns: int  # number of turns of the conversation
     request: str  # fingerprint of messages and tools
     content: str = ""
     reasoning: str = ""

@@ -44,12 +44,13 @@ class ConfigurationSummary:
     samples: int
     errors: int  # failed samples
     accuracy: Estimate | None  # share of correct answers; None: nothing to check
-    accuracy_difference: Estimate | None  # from the baseline's, by problem; None for the baseline, as the next two
+    # Difference from the baseline's accuracy, by problem; None for the baseline, as the next two
+    accuracy_difference: Estimate | None
     speedup: Estimate | None  # median over problems of the baseline's seconds over the configuration's
     rate_ratio: Estimate | None  # median over problems of its tokens per second over the baseline's
-    seconds: float  # per sample, median
+    seconds: float  # seconds per sample, median
     tokens: float  # output tokens per sample, mean
-    tokens_per_second: float  # of a sample, median
+    tokens_per_second: float  # tokens per second of a sample, median
     first_token: float | None  # seconds to the first committed token of a call, median
     acceptance: float  # share of the committed steps that the draft wrote
     wasted_target: float  # rejected and aborted tokens of the target, per output token

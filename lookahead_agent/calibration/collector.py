@@ -89,7 +89,7 @@ class Collector:
             if not pairless and not self._list_unlabelled() and not self._list_unmeasured():
                 return
             self.llm.start(progress)
-            # In batches of problems: after an interruption, nearly all pairs in the file have their label.
+            # Problems are collected in batches: after an interruption, nearly all pairs in the file have their label.
             size, done = 2 * self.at_once, len(self.problems) - len(pairless)
             with progress.task("Collecting pairs", len(self.problems)) as advance:
                 for begin in range(0, max(1, len(pairless)), size):

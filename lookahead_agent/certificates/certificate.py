@@ -27,7 +27,8 @@ class Certificate(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     risk: float  # largest share of accepted steps that change the outcome
-    models: dict[str, str | None]  # by role: "target", "draft", and "embedding" or "judge" (None: the target) if used
+    # Names of the models by role: "target", "draft", and "embedding" or "judge" (None: the target) if used
+    models: dict[str, str | None]
     precision: dict[str, str]  # weight precision of target and draft, by role
     delimiter: str = "\n\n"  # delimiter of the calibration's steps
     verifier: str  # name of the calibration candidate
@@ -95,7 +96,7 @@ class VerifierForm(NamedTuple):
     """The policy of a verifier for which a calibration finds a threshold."""
 
     measure: Literal["similarity", "p_aligned"]  # the policy's field of the threshold
-    roles: tuple[str, ...]  # of the models that it asks
+    roles: tuple[str, ...]  # roles of the models that it asks
     fields: Mapping[str, Any]  # the policy's other fields
 
 

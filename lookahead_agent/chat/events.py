@@ -102,7 +102,7 @@ class StepCallbacks:
         if to_stream:
             from langgraph.config import get_stream_writer
 
-            with suppress(RuntimeError):  # outside a graph
+            with suppress(RuntimeError):  # the call is outside a graph
                 self._write_to_stream = get_stream_writer()
         # LangChain's streaming path passes no run: use the callbacks of the model's caller.
         run_callbacks = CallbackManager(run.handlers, parent_run_id=run.run_id) if run is not None else None

@@ -48,7 +48,7 @@ def _identity(value: Any) -> Any:
 
 
 def _validate(adapter: TypeAdapter[Any], value: Any) -> Any:
-    # As JSON: in strict mode, Pydantic reads a date from text only there.
+    # The value is validated as JSON: in strict mode, Pydantic reads a date from text only there.
     return adapter.validate_json(json.dumps(value))
 
 

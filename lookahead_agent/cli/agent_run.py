@@ -134,7 +134,7 @@ class RunView(BaseCallbackHandler):
         self._plain_text, self._wrap = PlainTextStream(), show.word_wrap()
         self._texts: list[str] = []
         self.last_text = ""  # Text of the last reply, if nothing was printed after it
-        self.replies: list[tuple[AIMessage, Mapping[str, Any]]] = []  # with their metadata
+        self.replies: list[tuple[AIMessage, Mapping[str, Any]]] = []  # Replies with their metadata
 
     def on_llm_end(self, response: LLMResult, **kwargs: Any) -> None:
         """Note the metadata of replies."""
@@ -265,7 +265,7 @@ def node_table(nodes: Sequence[dict[str, Any]], others: Sequence[tuple[str, floa
     rows = [
         [
             str(node["node"]),
-            node["policy"].partition(":")[0],  # without its options, which would not fit
+            node["policy"].partition(":")[0],  # the policy without its options, which would not fit
             str(node["replies"]),
             # The draft wrote nothing if every reply was an action, or the target's alone.
             f"{node['accepted']}/{node['steps']}" if any(node["tokens"]["draft"].values()) else "–",

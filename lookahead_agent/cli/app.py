@@ -135,7 +135,7 @@ def main(chat_class: Callable[..., Any] | None = None) -> None:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(_BY_SIGNAL + number))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # for characters that the locale's encoding lacks
+            stream.reconfigure(errors="backslashreplace")  # characters that the locale's encoding lacks are escaped
     code = 1
     try:
         code = run_command(sys.argv[1:], chat_class)

@@ -53,7 +53,7 @@ def collect(
     with models.chat_model(
         token_speculation="none",
         judge_model=judge,
-        policy="cascade:depth=1",  # for draft, embedder and judge
+        policy="cascade:depth=1",  # a policy that needs draft, embedder and judge
         cores=(cores, cores),  # most of the time only the target writes
         max_tokens=max_tokens,
         temperature=temperature,

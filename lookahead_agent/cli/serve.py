@@ -161,7 +161,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 _NOT_RUNNING = 3  # Exit status of `status` if nothing runs, as for service managers
-_END_SECONDS = 600.0  # until `down` gives a daemon up that does not end
+_END_SECONDS = 600.0  # Seconds until `down` gives up a daemon that does not end
 _FOREGROUND = "Stay in the foreground, as for a service manager."
 
 
@@ -224,7 +224,7 @@ def status(as_json: options.AsJson = False) -> None:
         ["models", running.models],
         ["process", f"{running.pid}, for {uptime}"],
         ["replies", f"{running.replies} written, {running.running} running"],
-        ["engines", running.reason.partition("\n\n")[0]],  # without the table of measured replies
+        ["engines", running.reason.partition("\n\n")[0]],  # the reason without the table of measured replies
         ["log", str(log_path())],
     ]
     Terminal().print(as_rich((["", ""], rows), words=[""]))

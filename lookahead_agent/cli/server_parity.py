@@ -19,7 +19,7 @@ from lookahead_agent.system.jsonl import RowFile
 if TYPE_CHECKING:  # imported on demand: its package is an extra
     from lookahead_agent.bench.server_client import ServerClient
 
-_LOCAL_URL = "http://localhost/v1"  # of a server in this process
+_LOCAL_URL = "http://localhost/v1"  # address of a server in this process
 _CONVERSATIONS_AT_ONCE = 8  # so that a server has batches, and prompts that share a prefix at once
 
 

@@ -47,8 +47,8 @@ class Pair:
     _: KW_ONLY
     dummy_weights: bool  # whether weights are made up, so that only configurations and tokenizers are fetched
     engine_args: Mapping[str, Any]  # arguments of both engines
-    precision: Precision | None  # of the target's weights: see `choose_kernels`
-    draft_precision: Precision | None  # of the draft's
+    precision: Precision | None  # precision of the target's weights: see `choose_kernels`
+    draft_precision: Precision | None  # precision of the draft's weights
     progress: Progress
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class Pair:
         self.kernels = {str(role): kernel for role, kernel in kernels.items() if kernel is not None}
         self.divided = runs_on_cpu()  # whether each engine has cores of its own; a GPU is shared
         self.every_core: str | None = None
-        self.shares: dict[ModelRole, str | None] = {"target": None, "draft": None}  # of the cores; None on a GPU
+        self.shares: dict[ModelRole, str | None] = {"target": None, "draft": None}  # shares of the cores; None on a GPU
         if self.divided:
             from lookahead_agent.cpu import format_cores, share_cores
 

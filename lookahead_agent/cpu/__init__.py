@@ -12,7 +12,7 @@ ENTRY_POINT = "lookahead_cpu"  # the plugin's name in the group `vllm.general_pl
 VARIABLE = "LOOKAHEAD_AGENT_CPU_PLUGIN"  # "1" in processes of this library's engines, else the plugin does nothing
 INSTRUCTIONS = "LOOKAHEAD_AGENT_INT8"  # names an instruction set of `int8_kernel` in place of the fastest
 INT8 = "lookahead_int8"  # W8A8, with the output layer in int8 too: see `int8`
-LAYOUT = "panels of 32 rows, 4 columns at a time"  # of a folder's packed weights; another layout has another name
+LAYOUT = "panels of 32 rows, 4 columns at a time"  # layout of a folder's packed weights; another one has another name
 NO_DRAFT = "lookahead_no_draft"  # key of a request's `extra_args`: a draft model that pauses proposes nothing for it
 
 

@@ -203,7 +203,7 @@ class _GGUFEmbeddingMethod(UnquantizedEmbeddingMethod):  # type: ignore[misc]
     """Dequantizes the rows of the tokens in a pass: the mapped rows take a fifth of the memory of float32."""
 
     def __init__(self, kind: str) -> None:
-        self._kind = kind  # of GGUF's blocks
+        self._kind = kind  # name of the type of GGUF's blocks
 
     def create_weights(self, layer: torch.nn.Module, *args: Any, weight_loader: Any, **kwargs: Any) -> None:
         def load(parameter: torch.Tensor, loaded: torch.Tensor) -> None:

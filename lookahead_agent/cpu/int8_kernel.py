@@ -61,7 +61,7 @@ def _avx2(builder: Any, sums: Any, tokens: Any, weights: Any) -> Any:
 class InstructionSet:
     """How a processor adds products of int8 to sums."""
 
-    feature: str  # of the processor, by LLVM's name
+    feature: str  # LLVM's name of the processor's feature
     lanes: int  # sums of a vector
     add_products: Callable[..., Any]  # adds COLUMNS products to each sum of a vector
     zero_point: int  # added to the quantized tokens: VNNI takes them as unsigned
@@ -279,7 +279,7 @@ def compile_share(name: str) -> Any:
     panel = _no_panel
     for least, (size, vectors) in instructions.tiles.items():
         panel = _panel(_tile(instructions, vectors, size), least, size, vectors * instructions.lanes, panel)
-    # As globals: numba would cache a function with variables of a closure for this process only.
+    # The variables are globals: numba would cache a function with variables of a closure for this process only.
     variables = {**globals(), "_round_token": _token_rounding(instructions.zero_point), "_multiply_panel": panel}
     share = FunctionType(_share.__code__, variables, f"share_{name}")
     share.__qualname__ = share.__name__  # names the cached code

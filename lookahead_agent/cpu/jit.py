@@ -15,9 +15,9 @@ _KERNEL = types.void(types.CPointer(types.int64))  # signature of a function of 
 _openmp = ctypes.CDLL(None)
 for _name in ("omp_get_thread_num", "omp_get_num_threads", "GOMP_barrier"):
     llvmlite.binding.add_symbol(_name, ctypes.cast(getattr(_openmp, _name), ctypes.c_void_p).value)
-thread_index = types.ExternalFunction("omp_get_thread_num", types.int32())  # of the calling thread in its team
-thread_count = types.ExternalFunction("omp_get_num_threads", types.int32())  # of the team
-wait_for_team = types.ExternalFunction("GOMP_barrier", types.void())  # until each thread of the team calls it
+thread_index = types.ExternalFunction("omp_get_thread_num", types.int32())  # index of the calling thread in its team
+thread_count = types.ExternalFunction("omp_get_num_threads", types.int32())  # number of threads in the team
+wait_for_team = types.ExternalFunction("GOMP_barrier", types.void())  # barrier for all threads of the team
 _parallel = _openmp.GOMP_parallel
 _parallel.argtypes, _parallel.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
 

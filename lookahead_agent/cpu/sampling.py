@@ -55,7 +55,7 @@ def with_partial_sort(sort_all: Filter) -> Filter:
         others = ~is_complete
         sorted_all = logits[:0]
         if bool(others.any()):
-            # In float32, as everything above: sums of probabilities in bfloat16 are off by whole tokens.
+            # The logits are in float32, as everything above: sums of probabilities in bfloat16 are off by whole tokens.
             sorted_all = sort_all(logits[others].float(), None if k is None else k[others], p[others]).to(logits.dtype)
         logits.fill_(-torch.inf)
         logits.scatter_(1, indices, values.masked_fill(~kept, -torch.inf).to(logits.dtype))

@@ -68,7 +68,7 @@ async def lookahead(
     if draft is None or verifier is None or request.sampling.structured is not None:
         settings = replace(settings, depth=0)
     loop = _Loop(request, target, draft or target, verifier, settings, on_text, on_step)
-    # In a task of its own, since each event would resume every caller's coroutine too.
+    # The loop has a task of its own, since each event would resume every caller's coroutine too.
     return await asyncio.create_task(loop.run())
 
 
@@ -125,7 +125,7 @@ class _Loop:
         self._silent: dict[int, tuple[SpeculationPart, float]] = {}
         self._is_foreign = is_foreign(self.verifier)  # whether a user's class verifies
         self._asking: asyncio.Task[None] | None = None  # asks it whether a step is ruled out
-        self._verifying: dict[int, float] = {}  # since when the verifier is silent, by job
+        self._verifying: dict[int, float] = {}  # time since which the verifier is silent, by job
         self._verifier_waited = 0.0  # seconds since the last verdict, carried over from aborted jobs
 
     async def run(self) -> Reply:

@@ -11,12 +11,12 @@ from typing import Any
 
 AFFINITY_HEADERS = ("X-Session-ID", "X-SMG-Routing-Key")
 """Headers of the key: of vLLM's router and vLLM, and of SGLang's gateway."""
-RANK_HEADER = "X-data-parallel-rank"  # of vLLM's own data parallelism
-SESSION_TOKEN = "x-session-token"  # with the name of a replica, in llm-d's responses
+RANK_HEADER = "X-data-parallel-rank"  # header of vLLM's own data parallelism
+SESSION_TOKEN = "x-session-token"  # header with the name of a replica, in llm-d's responses
 FIXED_HEADERS = ("accept-encoding", "authorization", "connection", "content-length", "content-type", "cookie", "host")
 """Headers that a request has in any case, so that none can have the key."""
 _MAX_PROMPT = 1024  # characters or token ids of a prompt without messages that are its beginning
-_SALT = secrets.token_bytes(32)  # of this process: a key of a prompt can be computed nowhere else
+_SALT = secrets.token_bytes(32)  # salt of this process: a key of a prompt can be computed nowhere else
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,10 +13,10 @@ from typing import Any
 
 from lookahead_agent.errors import ConfigurationError
 
-TemplateMessage = Mapping[str, Any]  # in OpenAI's format, but with the arguments of tool calls as mappings
+TemplateMessage = Mapping[str, Any]  # message in OpenAI's format, but with the arguments of tool calls as mappings
 FINISHED = "finished"  # field that marks an assistant message as complete; no template reads it
 _MAX_LENGTH = 1 << 17  # characters of a template: compiling is a single operation
-_MAX_DIGITS = 8  # of a number in a template
+_MAX_DIGITS = 8  # digits of a number in a template
 _MAX_MEMORY = 256 << 20  # bytes by which the process may grow while a template runs
 _WATCH_SECONDS = 0.02
 _MAX_ARGUMENTS_LENGTH = 1 << 16  # characters of the template arguments as JSON

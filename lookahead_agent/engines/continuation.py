@@ -38,7 +38,7 @@ class Continuation:
             sampling = replace(sampling, seed=random.getrandbits(31))
         self._sampling = sampling
         self._received: list[int] = []
-        self._place = 0  # in the received tokens: where the current request goes on
+        self._place = 0  # place in the received tokens where the current request goes on
         self._is_first = True  # whether the current request is the first one
         self._is_resumed = False  # whether the current request goes on with a reply, and no delta has told so yet
 

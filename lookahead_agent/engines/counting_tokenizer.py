@@ -28,7 +28,7 @@ def load_counting_tokenizer(folder: Path) -> HFTokenizer:
         backend = _FileBackend(folder, config) if _is_read_unchanged(folder, config) else None
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException:  # of damaged files, as the panics of Rust; transformers says what is wrong with them
+    except BaseException:  # error of damaged files, such as a panic of Rust; transformers says what is wrong with them
         backend = None
     return HFTokenizer(folder, backend if backend is not None and backend.has_all_tokens else None)
 

@@ -48,12 +48,12 @@ _MAX_DEPTH_WITH_REFS = 600  # including all referenced schemas: llguidance recur
 MAX_ENUM = 10_000
 MAX_ITEMS = 10_000
 _MAX_ITEMS_TOTAL = 20_000
-MAX_ALTERNATIVES = 400  # for the next value or property: from about 500, llguidance fails in the middle of a reply
+MAX_ALTERNATIVES = 400  # alternatives of the next value or property: from about 500, llguidance fails within a reply
 _MAX_COMBINED = 50  # combinations of alternatives, as by `allOf`: each combination becomes an object of its own
 _MAX_COUNT = 2**31 - 1
 _MAX_FACTORS = 10_000
 _MAX_NUMBER = 1e300  # larger ones are not numbers for llguidance
-_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")  # of a list, in a reference
+_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")  # index of a list in a reference
 
 
 def subschemas(schema: Mapping[str, Any], *, with_ids: bool = True) -> Iterator[Mapping[str, Any]]:

@@ -21,13 +21,13 @@ from lookahead_agent.errors import ConfigurationError, EngineError, EngineStartE
 logger = logging.getLogger(__name__)
 
 _PROBE = "One two three. Une forêt, 42 + 1 = 43.\n\n"
-_MODELS_SECONDS = 30.0  # until a server that does not list its models counts as failed
+_MODELS_SECONDS = 30.0  # seconds until a server that does not list its models counts as failed
 _PROBE_SECONDS = 120.0  # the same for one token, before which some servers load the model
 _RANKS = re.compile(r"\Avllm-.*-dp([1-9]\d{0,3})(?:-|\Z)")
 _DEFAULT_CONTEXT = 8192
 _MAX_CONTEXT = 1 << 30  # tokens
 _MAX_NAME = 500  # characters of a server's name or reason
-_UNCERTAIN_TOKENS = 64  # by which a server may count more tokens in a text than the local tokenizer
+_UNCERTAIN_TOKENS = 64  # tokens that a server may count in a text beyond the local tokenizer's count
 
 
 class OpenAIEngine:

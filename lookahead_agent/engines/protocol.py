@@ -46,10 +46,10 @@ class Delta:
     """The tokens that were generated since the last delta."""
 
     token_ids: tuple[int, ...]
-    # For each token, the log-probabilities of the most likely tokens by id, if requested
+    # Log-probabilities of the most likely tokens by id, for each token, if requested
     logprobs: tuple[Mapping[int, float], ...] | None = None
     finish_reason: str | None = None  # "stop" or "length" in the last delta, else None
-    # For each token of the prompt, in nats, if requested; None for the first, which has no prefix
+    # Log-probability of each token of the prompt in nats, if requested; None for the first, which has no prefix
     prompt_logprobs: tuple[float | None, ...] | None = None
     # The number of prompt tokens from the engine's prefix cache, in one of the deltas; None in the others, and if a
     # server does not report it

@@ -8,9 +8,9 @@ import os
 
 ENTRY_POINT = "lookahead_replay"  # the plugin's name in the group `vllm.general_plugins`
 VARIABLE = "LOOKAHEAD_AGENT_REPLAYS"  # "1" in processes of an engine whose model replays recordings
-PREFIX = "Replay"  # of a replay model's architecture, before that of its shape
+PREFIX = "Replay"  # prefix of a replay model's architecture, before that of its shape
 SHAPES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")  # architectures with a replay model
-HEAD = "Eagle3ReplayForCausalLM"  # of an EAGLE-3 head that replays; vLLM wants this beginning
+HEAD = "Eagle3ReplayForCausalLM"  # architecture of an EAGLE-3 head that replays; vLLM wants this beginning
 
 
 def load() -> None:

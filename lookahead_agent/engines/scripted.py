@@ -27,7 +27,7 @@ class ScriptedStep:
     ids: tuple[int, ...] | None = None  # token ids in place of the text's; they may be outside the vocabulary
 
 
-Script = Callable[[str, str], Sequence[ScriptedStep]]  # from the prompt and the reply so far, all remaining steps
+Script = Callable[[str, str], Sequence[ScriptedStep]]  # all remaining steps after the prompt and the reply so far
 
 
 class ScriptedTokenizer:

@@ -31,13 +31,13 @@ from lookahead_agent.system.background import describe
 from lookahead_agent.system.urls import without_secrets
 
 _RETRYABLE_STATUSES = frozenset({408, 425, 429, 502, 503, 504})
-_GATEWAY_STATUSES = frozenset({502, 503, 504})  # of a balancer without servers
-_AWAY_STATUSES = _GATEWAY_STATUSES | {500}  # also of a server whose engine has ended
+_GATEWAY_STATUSES = frozenset({502, 503, 504})  # statuses of a balancer without servers
+_AWAY_STATUSES = _GATEWAY_STATUSES | {500}  # these, and the status of a server whose engine has ended
 _FIRST_DELAY = 0.25
 _MAX_DELAY = 8.0
 _CONNECT_TIMEOUT = 5.0
-_MAX_BYTES = 64 << 20  # of a response that is not a stream
-_MAX_ERROR_BYTES = 64 << 10  # read of an error's response
+_MAX_BYTES = 64 << 20  # bytes of a response that is not a stream
+_MAX_ERROR_BYTES = 64 << 10  # bytes that are read of an error's response
 _MAX_SESSION = 4096  # characters of the token and cookies that are kept for a reply
 _MAX_SESSIONS = 4096
 _MAX_EVENT = 16 << 20  # characters of an event in a stream
@@ -51,8 +51,8 @@ _CONTEXT_ERROR = re.compile(
     r"(?:prompt|input) is too long",
     re.I,
 )
-_REFUSAL_TYPES = frozenset({"invalid_request_error", "BadRequestError"})  # of errors whose code is a word
-_DEAD = re.compile(r"EngineCore|EngineDead|engine (?:is )?dead", re.I)  # in vLLM's errors whose engine has ended
+_REFUSAL_TYPES = frozenset({"invalid_request_error", "BadRequestError"})  # types of errors whose code is a word
+_DEAD = re.compile(r"EngineCore|EngineDead|engine (?:is )?dead", re.I)  # vLLM's errors once its engine has ended
 _FRAME = frozenset({"id", "object", "created", "model", "choices", "usage", "system_fingerprint"})
 
 
@@ -116,7 +116,7 @@ class Retries:
         is_last = self._remote.max_retries == 0 or self._failures > self._remote.max_retries
         if is_last or failure.has_timed_out or (failure.needs_tokens and not in_reply):
             raise failure
-        # With jitter, so that requests that failed together do not retry together.
+        # The delay has jitter, so that requests that failed together do not retry together.
         delay = min(_MAX_DELAY, _FIRST_DELAY * 2 ** min(self._attempts, 16)) * random.uniform(0.75, 1.25)
         if in_reply and not self._attempts:  # another replica may continue the reply at once
             delay = 0.0
@@ -435,7 +435,7 @@ async def events(chunks: AsyncIterable[bytes]) -> AsyncIterator[str]:
 
     data: list[str] = []
     parts: list[str] = []  # pieces of the incomplete line, joined once
-    length = 0  # of the incomplete event
+    length = 0  # characters of the incomplete event
     async for text in decode_chunks():
         *complete, incomplete = text.split("\n")
         length = length + len(text)

@@ -14,11 +14,11 @@ from jinja2.nodes import Concat, Dict, List, Tuple
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-_MAX_PRODUCT = 1 << 20  # of two numbers, or characters or items of a multiplied text or list
-_MAX_VALUES = 250_000  # of a list, with the values inside; a shared one counts each time
+_MAX_PRODUCT = 1 << 20  # product of two numbers, or characters or items of a multiplied text or list
+_MAX_VALUES = 250_000  # number of values in a list, values inside included; a shared one counts each time
 _MAX_SIZE = 1 << 26  # characters and values of a list, or characters of a text
 _MAX_DATE = 1 << 10  # characters of the format of a date
-_MAX_BITS = 1 << 10  # of a whole number
+_MAX_BITS = 1 << 10  # bits of a whole number
 _METHODS = frozenset(
     {"center", "expandtabs", "format", "format_map", "join", "ljust", "replace", "rjust", "to_bytes", "translate"}
     | {"zfill"}
@@ -28,8 +28,8 @@ _FILTERS = frozenset(
     {"batch", "center", "filesizeformat", "format", "indent", "join", "replace", "round", "slice", "tojson"}
     | {"truncate", "urlize", "wordwrap", "xmlattr"}
 )
-_OWN_OPTIONS = frozenset({"_loop_vars", "_block_vars"})  # of calls that Jinja writes itself
-_WIDTH = re.compile(r"\*|\d{6,}|\{[^{}]*\{")  # in a format: a width that is long, or another value
+_OWN_OPTIONS = frozenset({"_loop_vars", "_block_vars"})  # options of calls that Jinja writes itself
+_WIDTH = re.compile(r"\*|\d{6,}|\{[^{}]*\{")  # width in a format that is long, or that is another value
 _NUMBER = re.compile(r"\d+")
 
 

@@ -95,10 +95,10 @@ logger = logging.getLogger(__name__)
 _CONTEXT_TOKENS = 8
 # Special tokens that mark parts of a reply: decoding keeps them as text, so that parsers find them.
 _MARKUP_TOKENS = re.compile(r"tool|function|python_tag|think", re.IGNORECASE)
-_MAX_TOKENS_OF_CHARACTER = 4  # as many as UTF-8 has bytes
+_MAX_TOKENS_OF_CHARACTER = 4  # maximum number of bytes of a character in UTF-8
 _MAX_RENDER_SECONDS = 10.0
-_MAX_GROWTH = 4096  # of a text by the tokenizer's replacements
-_MAX_FORMS = 1_000  # of conversations that are remembered as complete
+_MAX_GROWTH = 4096  # factor by which the tokenizer's replacements may lengthen a text
+_MAX_FORMS = 1_000  # forms of conversations that are remembered as complete
 _PIECE_LENGTH = 1 << 14  # characters encoded at once if a text may be too long
 _MAX_TOKENS_PER_CUT = 16  # tokens that a cut can add to a text: characters on both sides may share one token
 
@@ -191,7 +191,7 @@ class HFTokenizer:
         self._written_replies = ReplyTokenCache()
         self._name = Path(self.backend.name_or_path).name
         self._warned_about_names = False
-        self._complete_forms: set[int] = set()  # of conversations, of which the template leaves nothing out
+        self._complete_forms: set[int] = set()  # forms of conversations of which the template leaves nothing out
         template = self.backend.chat_template
         self.chat_template = template if isinstance(template, str) else json.dumps(template or "")
         for text in template.values() if isinstance(template, dict) else [template or ""]:
@@ -270,7 +270,7 @@ class HFTokenizer:
         texts = [templates] if isinstance(templates, str) else templates.values()
         try:
             return frozenset().union(*map(_get_template_variables, texts)) - supplied
-        except Exception as error:  # of a template that cannot be read, or that is nested too deeply
+        except Exception as error:  # error of a template that cannot be read, or that is nested too deeply
             raise ConfigurationError(f"the chat template of {self._name} cannot be read: {error}") from error
 
     def encode(self, text: str, longest: int | None = None) -> list[int]:

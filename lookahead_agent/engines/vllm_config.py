@@ -92,7 +92,7 @@ def process_environment(config: VLLMConfig, cores: Sequence[int]) -> dict[str, s
         # In eager mode, torch would compile only a helper for log-probabilities: it takes seconds and gains nothing.
         variables["TORCHDYNAMO_DISABLE"] = "1"
     if cores and (openmp := _openmp()) is not None:
-        variables["LD_PRELOAD"] = str(openmp)  # as vLLM does for its worker
+        variables["LD_PRELOAD"] = str(openmp)  # vLLM does the same for its worker
     return variables
 
 
@@ -143,8 +143,8 @@ def _openmp() -> Path | None:
 def _gpu_environment(config: VLLMConfig) -> dict[str, str]:
     variables: dict[str, str] = {}
     if config.beside_draft:
-        # For NVIDIA's Multi-Process Service, without effect elsewhere. The target alone loses no speed, and steps take
-        # 0.82 to 0.89 of the time (an H100, 8B with 0.6B). The priority alone changes nothing.
+        # Variables of NVIDIA's Multi-Process Service, without effect elsewhere. The target alone loses no speed, and
+        # steps take 0.82 to 0.89 of the time (an H100, 8B with 0.6B). The priority alone changes nothing.
         variables |= {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "80", "CUDA_MPS_CLIENT_PRIORITY": "1"}
     speculative = dict(config.arguments).get("speculative_config")
     if isinstance(speculative, Mapping) and speculative.get("method") == "draft_model":

@@ -30,7 +30,7 @@ from lookahead_agent.system.background import in_daemon_thread
 logger = logging.getLogger(__name__)
 
 _SHUT_DOWN = "the engine was shut down"
-_STABLE_SECONDS = 600.0  # since a restart, after which another death of the processes may have another cause
+_STABLE_SECONDS = 600.0  # seconds since a restart, after which another death of the processes may have another cause
 _SIGN_OF_LIFE = 5.0  # seconds between deltas of a request that waits for a restart
 
 _import_lock = threading.Lock()  # transformers imports its modules on first use, unsafe in two threads at once
@@ -57,11 +57,11 @@ class VLLMEngine:
         self._clock = clock
         self._running: set[str] = set()
         self._starting: set[asyncio.Future[Any]] = set()
-        self._state_lock = threading.Lock()  # of the attributes that `close` shares with a restart
+        self._state_lock = threading.Lock()  # lock of the attributes that `close` shares with a restart
         self._closed = False
         self._unfinished: EngineProcess | None = None  # the process of a start that is not finished
         self._restarting: asyncio.Task[None] | None = None
-        self._restarted_at: float | None = None  # by the clock
+        self._restarted_at: float | None = None  # time of the latest restart by the clock
         self.processes: list[psutil.Process] = []
         self._llm: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -280,7 +280,7 @@ class VLLMEngine:
         config = self._llm.vllm_config
         verify = _sampling_params(sampling).verify
         try:
-            # In a thread: vLLM compiles the schema's grammar to validate it.
+            # This runs in a thread: vLLM compiles the schema's grammar to validate it.
             await asyncio.to_thread(
                 verify,
                 config.model_config,

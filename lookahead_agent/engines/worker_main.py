@@ -45,7 +45,7 @@ def _kill_with_parent(parent: int) -> None:
 def _parent_pid() -> int:
     """The parent's pid, from the environment: once the parent has died, `getppid` returns another process."""
     pid = int(os.environ.get(PARENT) or os.getppid())
-    os.environ[PARENT] = str(os.getpid())  # for child processes of this process
+    os.environ[PARENT] = str(os.getpid())  # the parent of this process's child processes
     return pid
 
 

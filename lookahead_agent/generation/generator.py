@@ -167,7 +167,7 @@ class ReplyGenerator:
         speculate = markers is not None or self.thinking is not None
         reader = self._reader(prompt, with_calls=True)
         decoded = await self._decode_into(reader, prompt, sampling, regions, speculate=speculate)
-        # In a thread: vLLM's parsers start slowly.
+        # This runs in a thread: vLLM's parsers start slowly.
         read = await asyncio.to_thread(reader.finish, decoded.truncated)
         if self.request.parallel_tool_calls is False:
             read.parsed.keep_one_call()

@@ -56,7 +56,7 @@ class LocalBackend:
         Raises ContextLengthError, ConfigurationError if the engine does not support the request, or EngineError.
         """
         if request.thinking_tokens is not None:
-            await asyncio.to_thread(self._check_thinks)  # before engines start
+            await asyncio.to_thread(self._check_thinks)  # engines start after this check
         async with self.engines(request.policy) as engines:
             thinking = self.thinking(engines)
             parser = await self._tool_parser(request, engines)
@@ -84,7 +84,7 @@ class LocalBackend:
 
     async def _tool_parser(self, request: GenerateRequest, engines: EngineSet) -> ToolParser:
         """Return the parser of tool calls, and have the engines cache the policy's certificate."""
-        # In threads: both may read files or import modules, which would delay every other reply.
+        # Both calls run in threads: they may read files or import modules, which would delay every other reply.
         if request.policy.risk is not None:
             await asyncio.to_thread(engines.resolve_certificate, request.policy)
         parsers, name = self._tool_parsers, request.tool_parser

@@ -43,7 +43,7 @@ _TIMEOUT = 20.0  # seconds; the status takes milliseconds, or a few seconds whil
 _CALL_TIMEOUT = 5.0  # seconds that a call waits for the status before engines of its process serve it
 _CONNECT_TIMEOUT = 1.0  # seconds
 PING_SECONDS = 10.0  # seconds between pings while a reply has no event
-_MAX_BYTES = 1 << 16  # of a status or an error; more makes it unreadable
+_MAX_BYTES = 1 << 16  # bytes of a status or an error; more bytes make it unreadable
 _QUIET_TIMEOUT = 6 * PING_SECONDS  # seconds without event or ping after which the daemon has failed
 
 

@@ -237,7 +237,7 @@ class BrokenJsonError(ValueError):
 
 def json_end(text: str, begin: int) -> int:
     """Return the end of the JSON value that begins at `begin`; raises BrokenJsonError if there is none."""
-    # In windows: an error of `json` counts the lines before it.
+    # The text is decoded in windows: an error of `json` counts the lines before it.
     size = _WINDOW
     while True:
         window = text[begin : begin + size]

@@ -30,7 +30,8 @@ class MPSUse(NamedTuple):
     """How engines on one GPU use the service."""
 
     explanation: str
-    folder: str | None = None  # of the server's pipes (`CUDA_MPS_PIPE_DIRECTORY`); None: no server of this process
+    # Folder of the server's pipes (`CUDA_MPS_PIPE_DIRECTORY`); None: no server of this process
+    folder: str | None = None
 
 
 class MultiProcessService:

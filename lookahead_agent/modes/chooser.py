@@ -27,11 +27,11 @@ from lookahead_agent.modes.table import (
 TRY_AFTER = 6  # replies of a node before another mode is tried; doubles after each trial that was no faster
 BUSY = 4  # requests beside a reply from which draft steps stop: their batches delay waiting requests
 _TOKEN_WINDOW = 12  # latest replies of a node whose prompts and lengths count
-_MIN_REPLIES = 4  # of those, before their lengths count: the first also prefill what a node's conversations share
+_MIN_REPLIES = 4  # replies of a node before their lengths count: the first also prefill what its conversations share
 _MIN_PACES = 3  # replies of all nodes before their pace counts
-_WEIGHT = 0.3  # of a node's latest reply
+_WEIGHT = 0.3  # weight of a node's latest reply in the mean
 _MAX_NODES = 1024  # remembered nodes: a server's clients choose the names
-_MAX_SERIES, _MAX_SERIES_IN_MEMORY = 768, 8 * _MAX_NODES  # of measured values, likewise; the first is on disk
+_MAX_SERIES, _MAX_SERIES_IN_MEMORY = 768, 8 * _MAX_NODES  # remembered series of measured values; the first is on disk
 _MAX_ROWS, _MAX_WIDTH = 24, 60  # rows of the explained table, and characters of a node in it
 
 

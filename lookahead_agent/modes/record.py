@@ -35,16 +35,16 @@ prefix cache hit; the acceptance rate of draft tokens."""
 WINDOW = 15  # latest replies that count
 _MAX_NAMES = 300  # characters of a series in JSON: a server's clients choose the names of nodes
 _FILE_VERSION = 11  # increased when the content changes its meaning: files of another version are not read
-_EXCLUDED_TIMES = ("idle", "iowait", "guest", "guest_nice")  # of a core's times; guest times are part of the user's
-_MAX_BYTES = 1 << 19  # of a file; one of the most series and the longest names has half of them
-_LOCK_SECONDS = 0.5  # until a measurement is dropped, because another process holds the file's lock
+_EXCLUDED_TIMES = ("idle", "iowait", "guest", "guest_nice")  # times of a core; guest times are part of the user's
+_MAX_BYTES = 1 << 19  # bytes of a file; one of the most series and the longest names has half of them
+_LOCK_SECONDS = 0.5  # seconds until a measurement is dropped, because another process holds the file's lock
 _REPORTED: set[Path] = set()  # damaged files that a warning has named
 
 
 class Series(NamedTuple):
     """What a list of measured values belongs to."""
 
-    configuration: str  # of the engines, see `Configuration.name`
+    configuration: str  # name of the engines' configuration, see `Configuration.name`
     mode: Mode
     load: Load = "alone"
     node: str = ""  # empty for the replies of all nodes
@@ -131,8 +131,8 @@ def _read_regular(file: Path) -> bytes:
 class CPUTime:
     """CPU seconds used until a moment."""
 
-    total: float  # by all programs on this process's cores
-    own: float  # by this process and its children
+    total: float  # CPU seconds of all programs on this process's cores
+    own: float  # CPU seconds of this process and its children
     at: float  # the moment, on the monotonic clock
 
     @classmethod

@@ -46,7 +46,7 @@ HYSTERESIS = 0.1  # share of time by which another mode must be faster before a 
 MAX_PROMPT_TOKENS_PER_REPLY_TOKEN = 40.0
 """Prompt tokens per reply token above which a draft model is left out. Its draft tokens pay for half of them. Measured
 on two cores, the draft reads a prompt token in 0.6 ms. It saves 14 ms for each token of a reply."""
-ACCEPTANCE_RATE = 0.85  # of draft tokens, before a pair's is measured (0.88 for the default pair)
+ACCEPTANCE_RATE = 0.85  # share of accepted draft tokens, before a pair's is measured (0.88 for the default pair)
 MARGIN = 0.05  # share of time by which a configuration must beat a simpler one
 SHARED_DRAFT_MARGIN = 0.4
 """The same for a shared draft, which takes cores from its target. It slows replies with few draft tokens (to 0.67 of
@@ -123,10 +123,10 @@ def defaults_of(flags: str | None = None) -> CPUDefaults:
 class Configuration:
     """A method of token speculation, and the precision of each model."""
 
-    method: SpeculationMethod  # of token speculation
+    method: SpeculationMethod  # the method of token speculation
     target: Kernel  # the target's precision
     draft: Kernel | None = None  # the draft's; None without a draft
-    draft_tokens: DraftTokens = ()  # of a draft model, by the number of requests
+    draft_tokens: DraftTokens = ()  # draft tokens of a draft model, by the number of requests
 
     @property
     def name(self) -> str:

@@ -17,7 +17,7 @@ from lookahead_agent.replay.recording import PrefixTree, Recording, VerdictRecor
 from lookahead_agent.system.files import write_atomically
 
 UNRECORDED, EOS = 0, 1  # ids that follow a prefix without a recorded token, and that end a reply
-NEXT_TOKENS = "next_tokens.npy"  # in a replay model's folder: the id that follows each id, shape (positions, ids)
+NEXT_TOKENS = "next_tokens.npy"  # file in a replay model's folder: the id that follows each id, shape (positions, ids)
 _HEAD_FIELDS = (
     "vocab_size",
     "hidden_size",
@@ -30,7 +30,7 @@ _HEAD_FIELDS = (
     "rms_norm_eps",
     "torch_dtype",
     "dtype",
-)  # that an EAGLE-3 head has from its target
+)  # fields that an EAGLE-3 head has from its target
 _HEAD_VOCABULARY = 32_000  # tokens that published EAGLE-3 heads of Qwen3 know
 
 
@@ -42,7 +42,8 @@ class ReplayedReply:
     prompt: tuple[int, ...]  # shape (n,)
     target_alone: tuple[int, ...]  # the reply that the target writes alone
     lookahead: tuple[int, ...]  # the reply with step speculation
-    verdicts: Mapping[tuple[tuple[int, ...], tuple[int, ...]], VerdictRecord]  # by `step_key` of draft and target step
+    # Records of the verdicts by `step_key` of draft and target step
+    verdicts: Mapping[tuple[tuple[int, ...], tuple[int, ...]], VerdictRecord]
 
 
 class ReplayIds:
@@ -54,9 +55,9 @@ class ReplayIds:
     """
 
     def __init__(self, recordings: Sequence[Recording]) -> None:
-        self.texts = ["", ""]  # by id
-        self.next: dict[Writer, list[int]] = {"target": [UNRECORDED, EOS], "draft": [UNRECORDED, EOS]}  # by id
-        self._prompts: dict[tuple[int, int], int] = {}  # by id of the prefix, and recorded token
+        self.texts = ["", ""]  # text of each id
+        self.next: dict[Writer, list[int]] = {"target": [UNRECORDED, EOS], "draft": [UNRECORDED, EOS]}  # next ids by id
+        self._prompts: dict[tuple[int, int], int] = {}  # ids of longer prefixes, by the prefix's id and recorded token
         self.replies = {recording.name: self._add(recording) for recording in recordings}
 
     def write_model(self, writer: Writer, shape: Path, folder: Path, *, int8: bool = False) -> None:
@@ -141,7 +142,7 @@ class ReplayIds:
                 self._prompts[place] = self._new(text)
             prompt.append(self._prompts[place])
         prompt.append(self._new(last))
-        ids = [prompt[-1]]  # by prefix
+        ids = [prompt[-1]]  # id of each prefix
         for token, text in zip(tree.ids[1:], tree.texts[1:], strict=True):
             ids.append(EOS if token in recording.eos_ids else self._new(text))
         for writer, following in tree.next.items():

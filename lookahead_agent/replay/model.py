@@ -28,7 +28,7 @@ class _ReplayModel:
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
-        table = torch.tensor(np.load(self._folder(vllm_config) / NEXT_TOKENS))  # on the model's device
+        table = torch.tensor(np.load(self._folder(vllm_config) / NEXT_TOKENS))  # the tensor is on the model's device
         self.register_buffer("next_tokens", table, persistent=False)  # type: ignore[attr-defined]
         powers = torch.tensor([_BASE**digit for digit in range(_DIGITS)])
         self.register_buffer("powers", powers, persistent=False)  # type: ignore[attr-defined]
@@ -54,7 +54,7 @@ class _ReplayModel:
 
     def compute_logits(self, hidden_states: Any) -> Any:
         logits = super().compute_logits(hidden_states)  # type: ignore[misc]
-        if logits is None:  # of a process that is not the first one of a tensor parallel group
+        if logits is None:  # the process is not the first one of a tensor parallel group
             return None
         positions, ids = self.next_tokens.shape  # type: ignore[attr-defined]
         at = (hidden_states[:, :_DIGITS].long() * self.powers).sum(-1).clamp(0, ids - 1)  # type: ignore[attr-defined]
@@ -78,7 +78,7 @@ class ReplayQwen3ForCausalLM(_ReplayModel, Qwen3ForCausalLM):  # type: ignore[mi
 class Eagle3ReplayForCausalLM(_ReplayModel, Eagle3LlamaForCausalLM):  # type: ignore[misc]
     """An EAGLE-3 head that replays the target; a channel of what it passes on counts its draft tokens."""
 
-    has_own_lm_head = True  # of a smaller vocabulary than the target's
+    has_own_lm_head = True  # output layer of a smaller vocabulary than the target's
 
     def _folder(self, vllm_config: Any) -> Path:
         return Path(vllm_config.speculative_config.draft_model_config.model)

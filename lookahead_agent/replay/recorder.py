@@ -41,7 +41,7 @@ class Recorder:
     verifier: Verifier
     decoding: DecodingSettings  # `depth` is the length of the draft's chain of steps
     _: KW_ONLY
-    settings: dict[str, Any] = field(default_factory=dict)  # of the rows, as `environment`
+    settings: dict[str, Any] = field(default_factory=dict)  # field of the rows, as `environment`
     environment: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -74,10 +74,11 @@ class _PromptRecorder:
         self._rules = step_rules(request, recorder.decoding, self._tokenizer)
         self._tree = PrefixTree()
         self._jobs = count()
-        self._at: dict[int, int] = {-1: 0}  # by job of a node: its prefix in the tree
-        self._steps: dict[tuple[Source, int], asyncio.Task[Node]] = {}  # by model and prefix before the step
-        self._written: list[Node] = []  # in the order of the recording's steps
-        self._verdicts: dict[tuple[int, int], tuple[StepPair, Verdict]] = {}  # by indices of draft and target step
+        self._at: dict[int, int] = {-1: 0}  # each node's prefix in the tree, by the node's job
+        self._steps: dict[tuple[Source, int], asyncio.Task[Node]] = {}  # tasks by model and prefix before the step
+        self._written: list[Node] = []  # nodes in the order of the recording's steps
+        # Judged pairs and their verdicts, by indices of draft and target step
+        self._verdicts: dict[tuple[int, int], tuple[StepPair, Verdict]] = {}
         self._committed = self._alone = Node(0)  # the replies with step speculation, and of the target alone
 
     async def write(self) -> None:
@@ -143,7 +144,7 @@ class _PromptRecorder:
         """Write the draft's chain of steps and the target's step after each, judge them, and return the next front."""
         chain = [front]
         while len(chain) <= self._recorder.decoding.depth and not (chain[-1].ends_reply or chain[-1].opens_action):
-            self._start(Source.TARGET, chain[-1], awaits_thinking=False)  # beside the draft's next step
+            self._start(Source.TARGET, chain[-1], awaits_thinking=False)  # the draft's next step runs beside it
             drafted = await self._step_after(Source.DRAFT, chain[-1], awaits_thinking=False)
             assert drafted.step is not None
             chain.append(drafted)

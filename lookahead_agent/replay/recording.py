@@ -53,7 +53,7 @@ class StepRecord(_Part):
     model: Writer
     after: Place | None  # None: the prompt
     end: Place  # the prefix that ends with the step
-    position: int = Field(ge=0)  # in the reply, from 0
+    position: int = Field(ge=0)  # number of the step in the reply, from 0
     ended_by: StepEnd
 
 
@@ -96,7 +96,7 @@ class Recording(_Part):
     name: str  # unique in a file
     question: str = ""
     prompt: Tokens
-    max_tokens: int = Field(ge=1)  # of the reply
+    max_tokens: int = Field(ge=1)  # token limit of the reply
     regions: RegionsRecord = RegionsRecord()
     tokenizer: str  # fingerprint of the tokenizer: rows of one replay have the same
     eos_ids: tuple[int, ...]  # tokens that end a reply
@@ -137,12 +137,12 @@ class PrefixTree:
     """The prefixes that a pair reaches after one prompt, as numbers; 0 is the prompt without a reply."""
 
     def __init__(self) -> None:
-        self.children: list[dict[int, int]] = [{}]  # by prefix: longer prefixes by their last token
+        self.children: list[dict[int, int]] = [{}]  # each prefix's longer prefixes by their last token
         self.parents = [-1]
         self.ids = [-1]  # last token of each prefix
         self.texts = [""]
         self.places: list[Place | None] = [None]
-        self.next: dict[Writer, dict[int, int]] = {"target": {}, "draft": {}}  # by prefix: a model's next token
+        self.next: dict[Writer, dict[int, int]] = {"target": {}, "draft": {}}  # a model's next token, by prefix
         self.runs: list[tuple[Writer, Place | None, list[int]]] = []  # the last: prefixes
 
     @classmethod

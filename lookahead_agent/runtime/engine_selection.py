@@ -184,7 +184,7 @@ def select_engines(
     draft_kernel = kernels["draft"] if draft_engine or drafts_inside else None
     modes.configuration = configuration_name(speculation_method, kernels["target"], draft_kernel)
     if draft_engine and speculation_method != "shared_draft":
-        modes.configuration += ", beside a draft"  # which runs on a share of the cores
+        modes.configuration += ", beside a draft"  # the draft runs on a share of the cores
     return EngineSetup(
         weights.get("target"),
         weights["draft"] if draft_engine or drafts_inside else None,

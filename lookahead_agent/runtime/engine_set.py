@@ -98,7 +98,7 @@ class EngineSet:
         self.warmer = PrefixWarmer(lambda: not self.replies_at_once)  # reads prompts ahead while no reply is written
         self.problems: dict[str, str] = {}  # why a requested draft, judge or embedding model is missing, by role
         self.clock = time.monotonic  # measures the time until a silent draft or verifier is tried again
-        # Until when, why, and the silent object: while it is kept, no other one has its identity.
+        # Time of the next attempt, the reason, and the silent object: while it is kept, no other one has its identity.
         self._silences: dict[tuple[str, object], tuple[float, str, object]] = {}
 
     def remember_silence(self, part: str, policy: VerifierPolicy, reason: str) -> None:

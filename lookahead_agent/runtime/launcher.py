@@ -73,7 +73,7 @@ class EngineLauncher:
         self._memory = MemoryPlan({})
         self._placement: Mapping[str, Sequence[int]] = {}
         self._mps: MPSUse | None = None
-        self._mps_uses: list[MultiProcessService] = []  # whose servers this launcher keeps running
+        self._mps_uses: list[MultiProcessService] = []  # services whose servers this launcher keeps running
         self._held_lock = threading.Lock()
         self._releases = 0
         # The finalizers must not keep the launcher alive, so they get the lists and no bound method.
@@ -196,7 +196,7 @@ class EngineLauncher:
         releases, pool = self._releases, self.loaders.pool
 
         def acquire() -> Engine:
-            # In this thread and not in the event loop, because `weights.folder` reads the model's files.
+            # This runs in a thread and not in the event loop, because `weights.folder` reads the model's files.
             config = self.config(role, weights.folder, {**weights.arguments, **(more_arguments or {})})
             with self.progress.task(f"Loading {role} model {name}"):
                 engine = pool.acquire(config)

@@ -237,7 +237,7 @@ def start(
                     "HOME": home,
                     "TMPDIR": home,
                     "LANG": "C.UTF-8",
-                    "OPENBLAS_NUM_THREADS": "1",  # for numpy: each further thread takes address space
+                    "OPENBLAS_NUM_THREADS": "1",  # numpy's threads: each further one takes address space
                 },
                 folder=Path(home if isolation == "none" else "/"),
                 # Includes the report's line for each file.

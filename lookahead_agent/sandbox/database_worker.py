@@ -47,7 +47,7 @@ def open_cursor(address: str, seconds: float) -> Iterator[Any]:
     if kind == "duckdb":
         import duckdb
 
-        # Without other files, the network, extensions and changes of these settings.
+        # The settings exclude other files, the network, extensions and changes of the settings.
         config = {"enable_external_access": False, "memory_limit": "256MB", "threads": 1, "lock_configuration": True}
         with duckdb.connect(url.database or "", read_only=True, config=config) as connection:
             yield connection.cursor()
@@ -75,7 +75,7 @@ def open_cursor(address: str, seconds: float) -> Iterator[Any]:
             for name in POSTGRES_TEXTS:
                 driver.adapters.register_loader(name, TextLoader)
             driver.rollback()
-            # Of the transaction, and not of the connection: a pool of connections takes no options.
+            # These are settings of the transaction, and not of the connection: a pool of connections takes no options.
             driver.read_only = True
             driver.execute(f"SET LOCAL statement_timeout = {milliseconds}")
             # DECLARE takes one SELECT only, and psycopg sends it as one statement.

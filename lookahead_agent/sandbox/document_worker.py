@@ -49,9 +49,9 @@ MAIN_TYPE = b"application/vnd.openxmlformats-officedocument.wordprocessingml.doc
 DELETED = frozenset({"del", "moveFrom", "Fallback", "instrText", "delInstrText", "delText", "pPr", "rPr", "sdtPr"})
 WORD_CHARACTERS = {"tab": "\t", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
 NOTES = ("footnotes", "endnotes", "comments")
-MAX_COLUMNS = 63  # of a table in Word
+MAX_COLUMNS = 63  # Columns of a table in Word
 MAX_WHOLE = 2**53  # Whole numbers above are not exact
-NUMBER = "\x01"  # Before a number of JSON
+NUMBER = "\x01"  # Mark before a number of JSON
 KEPT_NUMBER = re.compile(r'"\\u0001(-?(?:[0-9.eE+-]+|NaN|Infinity))"')
 # A cell of a sheet with a formula without a value, or with an error.
 UNCOUNTED = re.compile(rb'<f\b[^>]*(?:/>|>[^<]*</f>)\s*(?:<v\s*/>|<v></v>|</c>)|<c\b[^>]*\bt="e"')
@@ -121,7 +121,7 @@ def fill_rows(page: Any) -> None:
         below: dict[int, tuple[int, int, Any]] = {}  # rows that are left, columns, and the cell, by its column
         group = None
         for row in table.css("tr"):
-            if table.mem_id not in (row.parent.mem_id, row.parent.parent.mem_id):  # of a table inside of this one
+            if table.mem_id not in (row.parent.mem_id, row.parent.parent.mem_id):  # the row is in an inner table
                 continue
             if group != row.parent.mem_id:
                 below, group = {}, row.parent.mem_id

@@ -105,7 +105,7 @@ def _allow_values(argument: int, values: tuple[int, ...], otherwise: _Instructio
 
 _STREAM, _NONBLOCK, _CLOEXEC = 1, 0o4000, 0o2000000
 _MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 1, 0x20, 0x40000
-_CLONE_THREAD, _THREAD_FLAGS = 0x10000, 0x7D0F00  # with which glibc and musl start a thread
+_CLONE_THREAD, _THREAD_FLAGS = 0x10000, 0x7D0F00  # flags with which glibc and musl start a thread
 _MSG_OOB, _MSG_DONTWAIT, _MSG_NOSIGNAL = 1, 0x40, 0x4000
 _EVERY_BIT = 0xFFFFFFFF
 

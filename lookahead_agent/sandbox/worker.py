@@ -29,7 +29,7 @@ NO_SANDBOX = 202
 """Exit status: the sandbox could not be set up. After `BEGUN`, the code itself has chosen this status."""
 BEGUN = b"\x01"  # First byte of the output, once the sandbox is set up: the code's output follows
 FILE = "code.py"  # The name of the code in its errors
-CO_COROUTINE = 0x80  # As in `inspect`, whose import takes long: code with an `await` outside of functions
+CO_COROUTINE = 0x80  # Flag of code with an `await` outside of functions, as in `inspect`, whose import takes long
 LANGUAGES = ("python", "python3", "py", "py3", "ipython", "tool_code")
 # A command of IPython: `%timeit f()`, `files = !ls`, `?len` or `len?`.
 COMMAND = re.compile(
@@ -64,7 +64,7 @@ def become_unprivileged(kept: int = 0) -> None:
     call("prctl", PR_SET_KEEPCAPS, int(kept != 0), 0, 0, 0)
     os.setgroups([])
     number = int.from_bytes(os.urandom(4), "big")
-    # Above all assigned user ids; a container may have only 65,536 of them.
+    # User ids above all assigned ones; a container may have only 65,536 of them.
     for user in (1 << 30 | number >> 2, 50_000 + number % 10_000):
         with suppress(OSError):
             os.setresgid(user, user, user)
@@ -276,7 +276,7 @@ def run(code: str) -> None:
     main_module = sys.modules["__main__"] = ModuleType("__main__")
     names = vars(main_module)
     names["__file__"] = FILE
-    names["display"] = lambda *values: print(*map(repr, values), sep="\n")  # as in a notebook
+    names["display"] = lambda *values: print(*map(repr, values), sep="\n")  # notebooks have this function
     try:
         code, module, is_session = parse(code)
         linecache.cache[FILE] = (len(code), None, code.splitlines(keepends=True), FILE)

@@ -114,7 +114,7 @@ def replace_file(root: Path, name: str, data: bytes, allow: Iterable[str] = (), 
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
-                # Without set-user-id and similar bits: the content is another's.
+                # The mode has no set-user-id and similar bits: the content is another's.
                 os.fchmod(descriptor, mode & 0o777)
             os.replace(new, basename, src_dir_fd=parent, dst_dir_fd=parent)
         except BaseException:

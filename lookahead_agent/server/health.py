@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from lookahead_agent.errors import EngineError
 
 _QUIET_SECONDS = 120.0  # silence of a reply without a timeout of its own
-_RETRY_SECONDS = 60.0  # after a stall, until the server counts as healthy again, so that it gets requests
+_RETRY_SECONDS = 60.0  # seconds after a stall until the server counts as healthy again, so that it gets requests
 
 
 class StallMonitor:

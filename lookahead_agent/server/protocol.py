@@ -124,7 +124,7 @@ class Sampled(RequestModel, SamplingArguments):
     logit_bias: dict[str, Any] | None = None
     user: str | None = None
     policy: str | None = None  # name of the policy, like the header X-Lookahead-Policy
-    node: str | None = Field(None, max_length=256)  # like the header X-Lookahead-Node
+    node: str | None = Field(None, max_length=256)  # name of the node, like the header X-Lookahead-Node
     response_format: dict[str, Any] | None = None
     cache_salt: str | None = Field(None, min_length=1)  # prompts of another salt are never in the prefix cache
 

@@ -43,7 +43,7 @@ class EngineStart:
 
     async def _start(self) -> None:
         try:
-            # In a daemon thread, so that the end of the server does not wait for it.
+            # A daemon thread starts the engines, so that the end of the server does not wait for it.
             await in_daemon_thread(lambda: self._llm.start(self._progress))
         except Exception as error:
             self._error = error

@@ -33,10 +33,10 @@ _CHUNK = 16 << 10
 _MAX_HEAD = 32 << 10  # Bytes of request line and headers above which a request is refused, give or take a chunk
 _IDLE_SECONDS = 15
 """Keep-alive timeout: longer than the 5 seconds of httpx, and so of OpenAI's client, so that clients close first."""
-_UNREAD_SECONDS = 60.0  # Until a connection whose client does not read its reply is aborted
-_FAREWELL_SECONDS = 2  # after the grace period, until connections whose clients do not read are aborted
+_UNREAD_SECONDS = 60.0  # Seconds until a connection whose client does not read its reply is aborted
+_FAREWELL_SECONDS = 2  # Seconds after the grace period until connections whose clients do not read are aborted
 _BACKLOG = 128  # Connections that asyncio accepts in one go, before any is counted
-_QUIET_SECONDS = 60.0  # Between log lines of one kind: clients could cause thousands
+_QUIET_SECONDS = 60.0  # Seconds between log lines of one kind: clients could cause thousands
 
 
 class _OncePerMinute(logging.Filter):
@@ -177,7 +177,7 @@ class _BoundedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        # In chunks, so that h11 also refuses a long head that arrives at once.
+        # The data is passed on in chunks, so that h11 also refuses a long head that arrives at once.
         for start in range(0, len(data), _CHUNK):
             if self.transport.is_closing():
                 return

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_CLOSE_SECONDS = 10.0  # until a request or a job that does not end is abandoned
+_CLOSE_SECONDS = 10.0  # seconds until a request or a job that does not end is abandoned
 
 _OWN_THREAD = (
     "a synchronous call (invoke, stream, batch) in the library's own event loop would wait for itself: "

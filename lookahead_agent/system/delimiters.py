@@ -11,7 +11,7 @@ from lookahead_agent.errors import ConfigurationError
 
 _SEARCH_SECONDS = 0.02
 """Time limit of one pattern search: a step has a few kilobytes, and a search of it takes microseconds."""
-_MAX_PATTERN_LENGTH = 1000  # in characters
+_MAX_PATTERN_LENGTH = 1000  # characters of a pattern
 _MAX_REPETITIONS = 1000  # product of the numbers in a pattern's `{…}`: `regex` may expand each, which takes memory
 _REPETITION = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 _FLAGS = {re.I: regex.I, re.M: regex.M, re.S: regex.S, re.X: regex.X, re.A: regex.A}

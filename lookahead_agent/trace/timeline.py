@@ -30,7 +30,7 @@ class TimelineBar:
     """The generation or verification of a step; other fields are as in `StepEvent`."""
 
     lane: str  # one of `LANES`
-    start: float  # in seconds since the run began, like `end`
+    start: float  # seconds since the run began, as in `end`
     end: float
     kind: str
     position: int
@@ -45,12 +45,12 @@ class Call:
 
     path: str | None  # the node's path through subgraphs; None outside a graph
     policy: str
-    start: float  # in seconds since the run began, like `end`
+    start: float  # seconds since the run began, as in `end`
     end: float
     bars: list[TimelineBar] = field(default_factory=list)
-    figures: Mapping[str, Any] = field(default_factory=dict)  # from the metadata; empty for an incomplete reply
+    figures: Mapping[str, Any] = field(default_factory=dict)  # figures from the metadata; empty for an incomplete reply
     text: str = ""
-    critical: bool = False  # on the critical path: a shorter reply would shorten the run
+    critical: bool = False  # whether it is on the critical path: a shorter reply would shorten the run
 
 
 def timeline(rows: Iterable[Mapping[str, Any]]) -> list[Call]:
@@ -96,7 +96,7 @@ class ToolRun:
     arguments: str
     result: str | None  # None in traces of earlier versions
     failed: bool
-    start: float  # in seconds since the run began, like `end`
+    start: float  # seconds since the run began, as in `end`
     end: float
 
 

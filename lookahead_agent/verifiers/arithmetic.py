@@ -45,7 +45,7 @@ def plain_arithmetic(text: str) -> str:
     text = normalize(text)
     for pattern, plain_operator in _OPERATORS.items():
         text = re.sub(pattern, plain_operator, text)
-    while (plain := _COMPOSED_FRACTION.sub(r"((\1) / (\2))", text)) != text:  # from the innermost outwards
+    while (plain := _COMPOSED_FRACTION.sub(r"((\1) / (\2))", text)) != text:  # innermost fractions first
         text = plain
     return re.sub(r"(?<=\d),(?=\d{3})|\\(?=[()\[\]])|[$€£{}\[\]\\]", "", text)
 
