@@ -15,7 +15,9 @@ from pydantic import BaseModel, ValidationError
 
 from lookahead_agent import ChatLookahead
 from lookahead_agent.decoding import DecodingSettings, ReplyRequest, lookahead
+from lookahead_agent.decoding.prefixes import Prefixes
 from lookahead_agent.decoding.request import Regions
+from lookahead_agent.decoding.step import Node, Step, StepEnd
 from lookahead_agent.decoding.thinking import ThinkingState, closing_tokens
 from lookahead_agent.engines import Sampling, ScriptedEngine, ScriptedStep, ScriptedTokenizer
 from lookahead_agent.engines.chat_template import ThinkingTags
@@ -326,3 +328,19 @@ def test_closing_completes_a_tag_of_several_tokens_that_the_model_has_begun() ->
     state = ThinkingState(tags, True).then("so [/")
     assert tokenizer.decode(closing_tokens(tokenizer, state)) == "think]\n\n"
     assert tokenizer.decode(closing_tokens(tokenizer, ThinkingState(TAGS, True).then("a <"))) == CLOSE
+
+
+@pytest.mark.parametrize(("room", "end"), [(0, StepEnd.BUDGET), (1, StepEnd.DELIMITER), (2, StepEnd.DELIMITER)])
+def test_a_step_in_the_drafts_tokens_ends_as_it_did_unless_the_reply_is_full(room: int, end: StepEnd) -> None:
+    target, draft = ScriptedTokenizer(TAGS), ScriptedTokenizer(TAGS)
+    prompt, text = target.encode("q<think>\n"), "one two\n\n"
+    request = ReplyRequest(
+        tuple(prompt),
+        Sampling(len(target.encode(text)) + room),
+        regions=Regions(thinking=TAGS),
+        draft_prompt_ids=tuple(draft.encode("q<think>\n")),
+        thinking_tokens=100,
+    )
+    step = Step(tuple(draft.encode(text)), text, StepEnd.DELIMITER)
+    converted = Prefixes(request, target, draft, None).from_draft(0, Node(0), step)
+    assert (converted.token_ids, converted.end) == (tuple(target.encode(text)), end)
