@@ -44,7 +44,7 @@ def main(recordings: str, dataset: str, out: str, count: str) -> None:
         {
             "model": settings["model"],
             "token_speculation": SPECULATION,
-            "blocks": [["sd"], ["lr"]],
+            "blocks": [[mode] for mode in MODES if mode != "off"],
             "tasks": [
                 {"name": f"{name} {skip}", "dataset": datasets[name], "skip": skip, **shared}
                 for skip in range(0, int(count), GROUP)

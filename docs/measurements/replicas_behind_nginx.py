@@ -2,8 +2,9 @@
 
 python docs/measurements/replicas_behind_nginx.py TARGET DRAFT [VLLM ARGUMENT…]
 
-It needs nginx (apt-get install nginx), starts vLLM's servers and nginx on free ports, and prints a table: the share of
-prompt tokens in the prefix caches, the replies whose requests all went to one replica, and the requests by replica.
+It needs nginx (apt-get install nginx), starts vLLM's servers and nginx on free ports, and prints a table: the prompt
+tokens that were prefilled and the share from the prefix caches, the replies whose requests all went to one replica, and
+the requests by replica.
 """
 
 from __future__ import annotations

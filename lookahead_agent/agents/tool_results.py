@@ -1,4 +1,4 @@
-"""What models read of their calls: results that fit into the context, and errors of tools and of calls themselves."""
+"""Answers to a model's calls: results that fit into the context, errors with the tool's arguments, invalid calls."""
 
 import asyncio
 import json

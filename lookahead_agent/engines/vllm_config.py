@@ -70,7 +70,7 @@ def require_vllm(version_of: Callable[[str], str | None] = version_of) -> None:
         raise MissingExtraError(f"the installed vLLM {problem}: {fix}")
 
 
-def find_torch_conflict(version_of: Callable[[str], str | None] = version_of) -> tuple[str, str] | None:
+def find_torch_conflict(version_of: Callable[[str], str | None]) -> tuple[str, str] | None:
     """Return why torch's builds keep a vLLM for CPUs from running, and the command that changes it; None: they do not.
 
     A companion of another build links against libraries that torch does not bring, and vLLM's import fails.

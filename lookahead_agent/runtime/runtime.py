@@ -268,8 +268,8 @@ class Runtime:
 
         They start concurrently, except that a server is asked first: its failure is an error before a draft loads.
         """
-        setup = self.launcher.setup
         await self.launcher.place()
+        setup = self.launcher.setup
         starts: list[Callable[[], Awaitable[Engine]]] = [self._start_target]
         if setup.draft is not None and setup.draft_engine:
             starts.append(self._supervisor.start_draft)
@@ -277,12 +277,13 @@ class Runtime:
         for group in [starts] if setup.target is not None else [[start] for start in starts]:
             # Wait for all, so that no engine is left behind.
             started += await asyncio.gather(*(start() for start in group), return_exceptions=True)
-            for engine in started:
-                dispensable = isinstance(engine, LookaheadError) and not isinstance(engine, ConfigurationError)
-                if isinstance(engine, BaseException) and not (dispensable and engine is not started[0]):
-                    await in_daemon_thread(self.launcher.release)
-                    raise engine
-        return started[0], started[1] if len(started) > 1 else None  # type: ignore[return-value]
+            target, draft = (*started, None)[:2]
+            dispensable = isinstance(draft, LookaheadError) and not isinstance(draft, ConfigurationError)
+            failures = [each for each in (target, None if dispensable else draft) if isinstance(each, BaseException)]
+            if failures:
+                await in_daemon_thread(self.launcher.release)
+                raise failures[0]
+        return target, draft  # type: ignore[return-value]
 
     async def _fetch_target(self) -> Path | None:
         return await self.launcher.fetch(self.spec.models.target) if self.spec.is_local("target") else None
